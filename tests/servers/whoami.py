@@ -2,8 +2,8 @@
 
     whoami.py [--deaf] [FD…]      serves these descriptors, or those of LISTEN_FDS
 
-`/slow?ms=N` answers at once and sends the body after N ms; `/spin?ms=N` is busy all that time; `/keep?mib=N` keeps so much memory. SIGTERM: the request in hand is finished, no other is accepted;
-with --deaf it is ignored.
+`/slow?ms=N` answers at once and sends the body after N ms; `/spin?ms=N` is busy all that time; `/keep?mib=N` keeps so much
+memory. SIGTERM: the request in hand is finished, no other is accepted; with --deaf it is ignored.
 """
 
 import json

@@ -59,17 +59,12 @@ impl Listener {
     }
 
     /// Has a connection end a wait in this epoll set, or not.
-    pub fn ring(&mut self, wakes: &OwnedFd, bell: u64, on: bool) {
+    pub fn ring(&mut self, wakes: &OwnedFd, bell: epoll::EventData, on: bool) {
         let Some(watch) = self.watch.as_ref().filter(|_| self.rings != on) else {
             return;
         };
         let done = match on {
-            true => epoll::add(
-                wakes,
-                watch,
-                epoll::EventData::new_u64(bell),
-                epoll::EventFlags::IN,
-            ),
+            true => epoll::add(wakes, watch, bell, epoll::EventFlags::IN),
             false => epoll::delete(wakes, watch),
         };
         self.rings = on && done.is_ok();

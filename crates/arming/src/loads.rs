@@ -53,9 +53,7 @@ pub(crate) struct Count {
     others: u64,
     /// How many of the others are connections that their clients have closed. Some servers close their side seconds later.
     ended: u64,
-    /// It was corrected once.
-    is_corrected: bool,
-    /// So many corrections in a row it was left as it is.
+    /// So many corrections in a row it was left as it is. The first one never leaves it.
     left: u32,
 }
 
@@ -76,8 +74,7 @@ impl Count {
             total: 0,
             others: 0,
             ended: 0,
-            is_corrected: false,
-            left: 0,
+            left: LEFT_AT_MOST,
         };
         count.look()?;
         count.others = count.total;
@@ -120,12 +117,11 @@ impl Count {
             None => members_of(pid, epoll)?,
         };
         changed |= self.look()?;
-        self.left = if changed { self.left + 1 } else { 0 };
-        if changed && self.left < LEFT_AT_MOST && self.is_corrected {
+        self.left += 1;
+        if changed && self.left < LEFT_AT_MOST {
             return Ok(true);
         }
         self.left = 0;
-        self.is_corrected = true;
         let held = |which: &HashSet<u64>| all.iter().filter(|inode| which.contains(inode)).count();
         self.others = self.total.saturating_sub(held(&open.lasting) as u64);
         self.ended = (held(&open.ended) as u64).min(self.others);

@@ -249,9 +249,7 @@ impl Steerer {
                 CALL => self.heed_call(),
                 REFUSED => self.heed_refusal(),
                 BELL => {
-                    self.listeners
-                        .iter_mut()
-                        .for_each(|one| one.ring(&self.wakes, BELL, false));
+                    self.ring(|_| false);
                     self.changed = Instant::now();
                     self.due.look = self.changed;
                     self.due.follow = self.due.follow.min(self.changed + FOLLOW_EVERY);
@@ -290,13 +288,11 @@ impl Steerer {
         self.due.follow = now;
     }
 
-    /// Has a connection end the sleep, or not. It does where one worker is armed alone.
-    fn ring(&mut self, on: bool) {
+    /// Has a connection at some of the listeners end the sleep.
+    fn ring(&mut self, at: impl Fn(&Arming) -> bool) {
         for listener in &mut self.listeners {
-            // One that waits still would ring without end.
-            let alone = listener.arming.is_one_alone() && !listener.arming.is_hurried();
-            let on = on || alone;
-            listener.ring(&self.wakes, BELL, on);
+            let on = at(&listener.arming);
+            listener.ring(&self.wakes, epoll::EventData::new_u64(BELL), on);
         }
     }
 
@@ -326,12 +322,11 @@ impl Steerer {
         let took = took.saturating_sub(std::mem::take(&mut self.spent_aside));
         self.cost = (self.cost * 15 + took) / 16;
         let quiet = self.is_quiet(now);
-        if quiet && !std::mem::replace(&mut self.was_quiet, quiet) {
-            // Clients may have closed connections since the last correction, and no worker its own side.
-            self.is_corrected = false;
-        }
-        self.was_quiet = quiet;
-        self.ring(quiet);
+        let was_quiet = std::mem::replace(&mut self.was_quiet, quiet);
+        // Clients may have closed connections since the last correction, and no worker its own side.
+        self.is_corrected &= was_quiet || !quiet;
+        // Where one worker is armed alone, a connection causes a look. One that waits still would ring without end.
+        self.ring(|arming| quiet || arming.is_one_alone() && !arming.is_hurried());
         let armings = || self.listeners.iter().map(|one| &one.arming);
         let pause = armings().map(Arming::pause).min().unwrap_or(QUIET_EVERY);
         let pause = match quiet {

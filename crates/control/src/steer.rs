@@ -148,6 +148,14 @@ impl SteerEvent {
 #[derive(Default)]
 pub struct Together<'a>(pub Vec<&'a mut dyn Steer>);
 
+impl Together<'_> {
+    /// The sum of the counts of those who count; `None`: nobody does.
+    fn sum(&self, count: impl Fn(&dyn Steer) -> Option<u64>) -> Option<u64> {
+        let counts = self.0.iter().filter_map(|one| count(&**one));
+        counts.reduce(|one, other| one + other)
+    }
+}
+
 impl Steer for Together<'_> {
     fn worker_up(&mut self, slot: usize, pid: u32) {
         self.0.iter_mut().for_each(|one| one.worker_up(slot, pid));
@@ -196,13 +204,11 @@ impl Steer for Together<'_> {
     }
 
     fn established(&self, slot: usize) -> Option<u64> {
-        let counts = self.0.iter().filter_map(|one| one.established(slot));
-        counts.reduce(|one, other| one + other)
+        self.sum(|one| one.established(slot))
     }
 
     fn accepted(&self, slot: usize) -> Option<u64> {
-        let counts = self.0.iter().filter_map(|one| one.accepted(slot));
-        counts.reduce(|one, other| one + other)
+        self.sum(|one| one.accepted(slot))
     }
 
     fn is_behind(&self, slot: usize) -> bool {

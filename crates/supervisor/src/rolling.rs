@@ -89,10 +89,7 @@ impl Watch<'_> {
             Action::StartBeside(slot) => self.start_beside(slot, roll),
             Action::Switch(slot) => self.switch(slot, roll),
             Action::Replaced(_) => {}
-            Action::Failed(slot) => {
-                self.wear_again_later();
-                self.fail(slot, roll);
-            }
+            Action::Failed(slot) => self.fail(slot, roll),
             Action::Finished => report::roll_done(roll),
         }
         matches!(action, Action::Failed(_) | Action::Finished)
@@ -108,6 +105,7 @@ impl Watch<'_> {
     }
 
     fn fail(&mut self, slot: usize, roll: &Roll) {
+        self.wear_again_later();
         self.end_successor(slot);
         let kept = self.worker(slot).is_some_and(|worker| worker.ready);
         report::roll_failed(slot, roll, kept);

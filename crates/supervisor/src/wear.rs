@@ -81,11 +81,6 @@ fn seconds(time: Duration) -> String {
 }
 
 impl Limits {
-    /// Whether anything but hanging is limited.
-    pub fn wears(&self) -> bool {
-        self.connections.is_some() || self.age.is_some() || self.memory.is_some()
-    }
-
     /// Returns those of one worker. `part`: 0 to 1, drawn at random.
     pub fn of_worker(&self, part: f64) -> Self {
         let share = 1.0 - SPREAD * part.clamp(0.0, 1.0);
@@ -94,23 +89,19 @@ impl Limits {
             connections: self.connections.map(lower),
             age: self.age.map(|age| age.mul_f64(share)),
             memory: self.memory.map(lower),
-            hang: self.hang,
+            ..*self
         }
     }
 
     /// Returns the limit that a worker has reached.
     pub fn reached(&self, seen: &Seen) -> Option<Wear> {
-        let got = seen
-            .connections
-            .filter(|got| self.connections.is_some_and(|most| *got >= most));
-        let age = self
-            .age
-            .filter(|most| seen.age >= *most)
-            .map(|_| Wear::Age(seen.age));
-        let memory = self.memory.filter(|most| seen.memory >= *most);
-        got.map(Wear::Connections)
-            .or(age)
-            .or(memory.map(|_| Wear::Memory(seen.memory)))
+        let is_over = |most: Option<u64>, seen| most.is_some_and(|most| seen >= most);
+        match seen.connections {
+            Some(got) if is_over(self.connections, got) => Some(Wear::Connections(got)),
+            _ if self.age.is_some_and(|most| seen.age >= most) => Some(Wear::Age(seen.age)),
+            _ if is_over(self.memory, seen.memory) => Some(Wear::Memory(seen.memory)),
+            _ => None,
+        }
     }
 }
 

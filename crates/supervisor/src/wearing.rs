@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::proc::doing::{WorkerState, doing_below};
+use wakeone_kernel::proc::doing::{WorkerState, cpu_ns, doing_below};
 use wakeone_kernel::proc::process::tree;
 use wakeone_kernel::proc::{counters, threads};
 
 use super::report;
 use super::slot;
 use super::watch::Watch;
-use super::wear::{Look, Seen, Wear, hanging};
+use super::wear::{Limits, Look, Seen, Wear, hanging};
 
 /// How often to look.
 const EVERY: Duration = Duration::from_secs(1);
@@ -38,17 +38,14 @@ impl Watch<'_> {
     pub(super) fn replace_worn(&mut self) {
         let limits = self.group.limits;
         let now = Instant::now();
-        if self.closing.is_some() || !limits.wears() && limits.hang.is_none() {
+        if self.closing.is_some() || limits == Limits::default() {
             return;
         }
         if let Some(hook) = self.hook.take_if(|hook| hook.is_over(now)) {
             // It may have recovered, or ended.
             let pid = self.worker(hook.slot).map(|worker| worker.process.pid());
             if pid == Some(hook.about) && self.roll.is_none() {
-                self.roll(
-                    &report::worn(hook.slot, hook.about, &hook.wear),
-                    vec![hook.slot],
-                );
+                self.replace_one(hook.slot, hook.about, &hook.wear);
             }
         }
         if now < self.wear_due || self.hook.is_some() {
@@ -60,14 +57,18 @@ impl Watch<'_> {
         if self.roll.is_some() {
             return;
         }
-        match hangs.or_else(|| self.find_worn()) {
-            Some((slot, wear @ Wear::Hang(_))) => self.replace_hanging(slot, wear),
-            Some((slot, wear)) => {
-                let pid = self.worker(slot).map_or(0, |worker| worker.process.pid());
-                self.roll(&report::worn(slot, pid, &wear), vec![slot]);
-            }
-            None => {}
+        let Some((slot, wear)) = hangs.or_else(|| self.find_worn()) else {
+            return;
+        };
+        let pid = self.worker(slot).map_or(0, |worker| worker.process.pid());
+        match wear {
+            Wear::Hang(_) => self.replace_hanging(slot, pid, wear),
+            _ => self.replace_one(slot, pid, &wear),
         }
+    }
+
+    fn replace_one(&mut self, slot: usize, pid: u32, wear: &Wear) {
+        self.roll(&report::worn(slot, pid, wear), vec![slot]);
     }
 
     /// The slots whose workers serve.
@@ -124,13 +125,12 @@ impl Watch<'_> {
             accepted: self.steer.accepted(slot),
             open: self.steer.active(slot),
             behind: self.steer.is_behind(slot),
-            cpu: tree(pid).map(counters::cpu_time).sum(),
+            cpu: Duration::from_nanos(tree(pid).filter_map(cpu_ns).sum()),
         }
     }
 
     /// Says where it hangs, and has it replaced, after the command that was given for that.
-    fn replace_hanging(&mut self, slot: usize, wear: Wear) {
-        let pid = self.worker(slot).map_or(0, |worker| worker.process.pid());
+    fn replace_hanging(&mut self, slot: usize, pid: u32, wear: Wear) {
         for process in tree(pid) {
             report::threads(slot, process, &threads::of(process, THREADS));
         }
@@ -139,6 +139,6 @@ impl Watch<'_> {
             Some(Err(error)) => report::no_hook(&error),
             None => {}
         }
-        self.roll(&report::worn(slot, pid, &wear), vec![slot]);
+        self.replace_one(slot, pid, &wear);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wakeone_kernel::proc::process;
-use wakeone_kernel::proc::stat::Stat;
+use wakeone_kernel::proc::stat::{Stat, TICK_NS};
 use wakeone_model::address::{Address, UnixName};
 use wakeone_model::listener::Protocol;
 
@@ -120,9 +120,6 @@ pub struct Identity {
     pub started: u64,
 }
 
-/// A tick of /proc (`USER_HZ`).
-const TICK: Duration = Duration::from_millis(10);
-
 impl Identity {
     /// The identity of the process that has this pid now.
     ///
@@ -137,7 +134,7 @@ impl Identity {
     pub fn age(&self) -> Duration {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
-        now.saturating_sub(TICK * u32::try_from(self.started).unwrap_or(u32::MAX))
+        now.saturating_sub(Duration::from_nanos(self.started.saturating_mul(TICK_NS)))
     }
 
     /// Whether this very process still runs (in this boot). A zombie does not. If process 1 never waits for children,

@@ -1,7 +1,5 @@
 //! Counters of a process and of a network namespace, from /proc.
 
-use std::time::Duration;
-
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use wakeone_model::snapshot::{HostLook, WorkerLook};
@@ -9,7 +7,7 @@ use wakeone_model::snapshot::{HostLook, WorkerLook};
 use crate::proc::netstat::Counters;
 use crate::proc::process;
 use crate::proc::reader;
-use crate::proc::stat::{self, Stat};
+use crate::proc::stat::{self, Stat, TICK_NS};
 use crate::proc::waits;
 
 /// The counters of a process; `None` where it is gone. `waiting` and `active` are not known here.
@@ -87,15 +85,6 @@ pub fn own_memory(pid: u32) -> u64 {
     };
     (kib("RssAnon:").unwrap_or(0) + kib("VmSwap:").unwrap_or(0)) * 1024
 }
-
-/// The CPU time of a process and of its ended threads, to a hundredth of a second; none where it is gone.
-pub fn cpu_time(pid: u32) -> Duration {
-    let ticks = Stat::of(pid).map_or(0, |stat| stat.user_ticks + stat.system_ticks);
-    Duration::from_nanos(ticks * TICK_NS)
-}
-
-/// A tick of /proc (`USER_HZ`, 100 on all architectures that we run on), ns.
-const TICK_NS: u64 = 10_000_000;
 
 /// `RAN WAITED SLICES`, ns.
 fn parse_schedstat(text: &str) -> (u64, u64) {

@@ -196,8 +196,8 @@ fn running(pid: u32) -> WorkerState {
 }
 
 /// Returns the CPU time of a process. One call gives that of all its threads (kernel/time/posix-cpu-timers.c), and lags
-/// by a tick for those that run now.
-fn cpu_ns(pid: u32) -> Option<u64> {
+/// by a tick for those that run now. `None`: it is gone.
+pub fn cpu_ns(pid: u32) -> Option<u64> {
     let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
     let time = Duration::from(clock_gettime(clock).ok()?);
     u64::try_from(time.as_nanos()).ok()

@@ -16,8 +16,6 @@ pub struct Stat {
     pub group: u32,
     /// It ends: it runs no code of its own any more, but may still hold files (`PF_EXITING`, include/linux/sched.h).
     pub ending: bool,
-    /// Its time in its own code so far, in clock ticks. 0 where the line ends before.
-    pub user_ticks: u64,
     /// Its time in the kernel so far, in clock ticks. 0 where the line ends before.
     pub system_ticks: u64,
     /// When it started: clock ticks since boot. 0 where the line ends before.
@@ -47,8 +45,7 @@ impl Stat {
                 .and_then(|group| group.parse().ok())
                 .unwrap_or(0),
             ending: number(fields.nth(3))? & PF_EXITING != 0,
-            user_ticks: number(fields.nth(4))?,
-            system_ticks: number(fields.next())?,
+            system_ticks: number(fields.nth(5))?,
             started: number(fields.nth(6))?,
         })
     }
@@ -103,8 +100,7 @@ mod tests {
             let stat = Stat::parse(&line(name, &rest)).expect("a stat");
             assert_eq!((&stat.name[..], stat.state), (name, 'S'));
             assert_eq!((stat.parent, stat.started), (4, 22));
-            let ticks = (stat.user_ticks, stat.system_ticks);
-            assert_eq!((stat.ending, ticks), (false, (14, 15)));
+            assert_eq!((stat.ending, stat.system_ticks), (false, 15));
         }
         for broken in ["", "7", "7 (a", "7 a) S 1", ")(", "7 (a) S", "7 (a) S x"] {
             assert_eq!(Stat::parse(broken.as_bytes()), None, "{broken}");

@@ -7,6 +7,9 @@ pub use crate::proc::line::Stat;
 use crate::proc::line::as_text;
 use crate::proc::reader;
 
+/// A tick of /proc (`USER_HZ`, 100 on all architectures that we run on), ns.
+pub const TICK_NS: u64 = 10_000_000;
+
 impl Stat {
     /// That of a process.
     ///

@@ -1,4 +1,4 @@
-//! What the threads of a process do, for a log.
+//! Tells what the threads of a process do, for a log.
 
 use std::collections::HashMap;
 use std::io;
