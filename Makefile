@@ -29,9 +29,12 @@ test-deps: ## Install what the tests need too: browser, Redis, node, nginx and o
 	@scripts/deps build test
 	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/go_server $(VENV)/bin/node-current
 
+# The system's, where there is one: some tests run servers as a user who may not enter the home of root's own Python.
+PYTHON := $(or $(wildcard /usr/bin/python3),python3)
+
 $(VENV)/installed: tests/servers/requirements.txt
 	@echo "installing into $(VENV): $$(grep -v '^#' $< | paste -sd ' ')"
-	@mkdir -p target && python3 -m venv --clear $(VENV)
+	@mkdir -p target && $(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 

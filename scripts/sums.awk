@@ -1,4 +1,5 @@
-# Sums of cargo test's output with --show-output, for scripts/test.
+# Sums of cargo test's output with --show-output: the last line is `N passed, N failed`. With a file `sums` both numbers go
+# there instead, and after them the names of those that failed.
 
 BEGIN {
     # A pattern of the reason a line; what follows a tab says why that is all right.
@@ -10,6 +11,7 @@ BEGIN {
 /^cargo ended: / { ended = $3 == 0; next }
 /^successes:$/ { hidden = 1 }
 /^failures:$/ || /^test result:/ { hidden = 0; failing = /^failures/ }
+/^test .* FAILED$/ && !hidden { names = names $2 "\n" }
 /^test result:/ { passed += $4; failed += $6 }
 /^---- .* stdout ----$/ { fresh = !failing }
 
@@ -26,6 +28,8 @@ BEGIN {
 END {
     if (skipped) print skipped " skipped"
     if (!ended && !failed && !refused) failed = 1
-    printf "%d passed, %d failed\n", passed - skipped, failed + refused
-    exit !!(failed + refused)
+    failed += refused
+    if (sums) printf "%d %d\n%s", passed - skipped, failed, names > sums
+    else printf "%d passed, %d failed\n", passed - skipped, failed
+    exit !!failed
 }

@@ -101,8 +101,19 @@ fn lost_by_kills((steps, pause): Steps<'_>, time: Duration) -> usize {
     steps.iter().filter(kill).count() * rounds * CLIENTS
 }
 
-/// Runs the steps without us and with us.
-fn no_more_is_lost(name: &str, command: impl Fn(&Path) -> Command, steps: Steps<'_>) {
+/// By how much two counts of rare events may differ by chance: three times the standard deviation of their difference, which
+/// is the root of their sum.
+fn by_chance(one: usize, other: usize) -> usize {
+    (3.0 * ((one + other) as f64).sqrt()) as usize
+}
+
+/// Runs the steps without us and with us. Of a server that loses some whenever it reloads, `allowed` tells how many more.
+fn no_more_is_lost(
+    name: &str,
+    command: impl Fn(&Path) -> Command,
+    steps: Steps<'_>,
+    allowed: fn(usize, usize) -> usize,
+) {
     let Some(ground) = isolated() else { return };
     if !installed(name) {
         return eprintln!("skipped: {name} is not installed");
@@ -121,8 +132,9 @@ fn no_more_is_lost(name: &str, command: impl Fn(&Path) -> Command, steps: Steps<
     );
     assert!(runs(server.started.pid()), "the server lives");
     assert!(after > before / 2, "{after} answered, {before} before");
-    let allowed = lost_before.len() + lost_by_kills(steps, time);
-    assert!(lost_after.len() <= allowed, "{allowed}: {lost_after:?}");
+    let (before, after) = (lost_before.len(), lost_after.len());
+    let allowed = before + lost_by_kills(steps, time) + allowed(before, after);
+    assert!(after <= allowed, "{allowed}: {lost_after:?}");
     let output = wakeone(&ground, &["detach", AT]);
     assert!(output.status.success(), "{:?}", said(&output));
     drop(server);
@@ -165,7 +177,7 @@ fn nginx_reloads_with_more_and_fewer_workers() {
         Step::Worker(Signal::KILL),
         Step::Nginx(4),
     ];
-    no_more_is_lost("nginx", command, (&steps, SOON));
+    no_more_is_lost("nginx", command, (&steps, SOON), |_, _| 0);
 }
 
 /// What servers in Python understand.
@@ -186,7 +198,7 @@ fn gunicorn_reloads_with_more_and_fewer_workers() {
         command.args(["--threads", "8", "--log-level", "error", "app:wsgi"]);
         command
     };
-    no_more_is_lost("gunicorn", command, (&PYTHON, SOON));
+    no_more_is_lost("gunicorn", command, (&PYTHON, SOON), |_, _| 0);
 }
 
 #[test]
@@ -197,13 +209,14 @@ fn uvicorn_reloads_with_more_and_fewer_workers() {
         command.args(["--port", "7500", "--log-level", "error", "app:asgi"]);
         command
     };
-    no_more_is_lost("uvicorn", command, (&PYTHON, SOON));
+    no_more_is_lost("uvicorn", command, (&PYTHON, SOON), |_, _| 0);
 }
 
-/// It ends with the first worker that fails, and starts all workers at once: for a second it serves nobody.
+/// It ends with the first worker that fails, and starts all workers at once: for a second it serves nobody. Of four clients a
+/// reload costs one to two a request, steered or not.
 #[test]
 fn hypercorn_reloads() {
     let command = |_: &Path| python(&["hypercorn", "-w", "4", "--bind", AT, "app:asgi"]);
     let steps = [Step::Master(Signal::HUP)];
-    no_more_is_lost("hypercorn", command, (&steps, 4 * SOON));
+    no_more_is_lost("hypercorn", command, (&steps, 4 * SOON), by_chance);
 }

@@ -7,6 +7,7 @@ mod support;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Once;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -47,11 +48,16 @@ impl Containers {
         for name in ["bin", "lib", "lib64"] {
             std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name)).expect("link");
         }
-        Some(Self { ground })
+        let containers = Self { ground };
+        // All of the machine share one list of locks. Of two that make it at once one fails.
+        static LOCKS: Once = Once::new();
+        LOCKS.call_once(|| {
+            let _ = containers.podman(&["ps"]).output();
+        });
+        Some(containers)
     }
 
-    /// `podman run` with these options. The container is in the test's network, and sees itself only.
-    fn command(&self, options: &[&str], program: &[&str]) -> Command {
+    fn podman(&self, words: &[&str]) -> Command {
         let at = |name: &str| self.ground.path().join(name);
         // crun takes no mixture of the two versions of cgroups. Where there is none, this fails.
         let begin = "mount -t cgroup2 none /sys/fs/cgroup 2>/dev/null; exec \"$@\"";
@@ -80,8 +86,14 @@ impl Containers {
         ] {
             command.arg(option).arg(at(folder));
         }
+        command.args(words);
+        command
+    }
+
+    /// `podman run` with these options. The container is in the test's network, and sees itself only.
+    fn command(&self, options: &[&str], program: &[&str]) -> Command {
+        let mut command = self.podman(&["run"]);
         command.args([
-            "run",
             "--rm",
             "--cgroups",
             "disabled",
@@ -105,7 +117,8 @@ impl Containers {
         for (from, to) in [(WAKEONE, "/opt/wakeone"), (LAB, "/opt/lab")] {
             command.args(["--volume", &format!("{from}:{to}:ro")]);
         }
-        command.args(options).arg("--rootfs").arg(at("root"));
+        let root = self.ground.path().join("root");
+        command.args(options).arg("--rootfs").arg(root);
         command.args(program);
         command
     }

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::proc::process::{self, DescriptorCount};
+use wakeone_kernel::proc::process::DescriptorCount;
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Waiter, members_of};
 use wakeone_kernel::socket::diag::{self, Accepted};
@@ -20,9 +20,6 @@ use wakeone_model::listener::Protocol;
 /// Corrections take at most this part of the time, and come no more often than that.
 const CORRECTION_SHARE: u32 = 1000;
 const CORRECT_EVERY: Duration = Duration::from_millis(500);
-
-/// So many corrections in a row a count may be left as it is.
-const LEFT_AT_MOST: u32 = 4;
 
 /// About what it takes another process to read what a descriptor is, and to be asked for those of a worker.
 const DESCRIPTOR_NS: u64 = 2_000;
@@ -53,8 +50,16 @@ pub(crate) struct Count {
     others: u64,
     /// How many of the others are connections that their clients have closed. Some servers close their side seconds later.
     ended: u64,
-    /// So many corrections in a row it was left as it is. The first one never leaves it.
-    left: u32,
+}
+
+/// What a count is corrected by.
+#[derive(Debug)]
+struct Listed {
+    total: u64,
+    /// The sockets among them, by inode.
+    sockets: Vec<u64>,
+    /// The number is not that of the last look.
+    changed: bool,
 }
 
 impl Count {
@@ -74,7 +79,6 @@ impl Count {
             total: 0,
             others: 0,
             ended: 0,
-            left: LEFT_AT_MOST,
         };
         count.look()?;
         count.others = count.total;
@@ -96,36 +100,46 @@ impl Count {
             Some(descriptors) => descriptors.look()?,
             None => members_of(pid, epoll)?.len() as u64,
         };
+        Ok(self.take(total))
+    }
+
+    /// Takes a number. Returns whether it is another than the last one.
+    fn take(&mut self, total: u64) -> bool {
         let before = std::mem::replace(&mut self.total, total);
         // A worker closes those first that have ended.
         let closed = before.saturating_sub(total).min(self.ended);
         self.ended -= closed;
         self.others -= closed;
-        Ok(before != total)
+        before != total
     }
 
-    /// Corrects the count by the sockets that are open connections. One that changes meanwhile is left as it is, unless it
-    /// always does. Returns whether it changed since the last look.
-    fn correct(&mut self, open: &Accepted) -> io::Result<bool> {
+    fn list(&mut self) -> io::Result<Listed> {
         let (pid, epoll) = self.of;
-        let mut changed = self.look()?;
-        let all: Vec<u64> = match self.descriptors {
-            Some(_) => {
-                let sockets = process::sockets_of(pid)?.into_iter();
-                sockets.map(|(_, inode)| inode).collect()
+        let (total, sockets) = match &self.descriptors {
+            Some(descriptors) => descriptors.list()?,
+            None => {
+                let members = members_of(pid, epoll)?;
+                (members.len() as u64, members)
             }
-            None => members_of(pid, epoll)?,
         };
-        changed |= self.look()?;
-        self.left += 1;
-        if changed && self.left < LEFT_AT_MOST {
-            return Ok(true);
-        }
-        self.left = 0;
-        let held = |which: &HashSet<u64>| all.iter().filter(|inode| which.contains(inode)).count();
-        self.others = self.total.saturating_sub(held(&open.lasting) as u64);
-        self.ended = (held(&open.ended) as u64).min(self.others);
-        Ok(changed)
+        let changed = self.take(total);
+        Ok(Listed {
+            total,
+            sockets,
+            changed,
+        })
+    }
+
+    /// Corrects the count by the connections that were open before it was listed, or after it: one that came or went
+    /// meanwhile is among one of the two. Returns whether the number changed since the last look.
+    fn correct(&mut self, listed: &Listed, open: &Accepted) -> io::Result<bool> {
+        let held = |which: &HashSet<u64>| {
+            let sockets = listed.sockets.iter();
+            sockets.filter(|inode| which.contains(inode)).count() as u64
+        };
+        self.others = listed.total.saturating_sub(held(&open.lasting));
+        self.ended = held(&open.ended).min(self.others);
+        Ok(self.look()? | listed.changed)
     }
 }
 
@@ -153,25 +167,20 @@ impl Corrections {
     /// The kernel does not show the connections.
     pub fn correct<'a>(
         &mut self,
-        listeners: impl Iterator<Item = Address>,
+        listeners: impl Iterator<Item = Address> + Clone,
         workers: impl Iterator<Item = &'a mut Count>,
     ) -> io::Result<bool> {
         // Not by the clock: where others have the CPUs, corrections would come too seldom.
         let begun = schedule::thread_time();
-        let mut open = Accepted::default();
-        for listener in listeners {
-            let there = diag::accepted_at(Protocol::Tcp, listener)?;
-            open.lasting.extend(there.lasting);
-            open.ended.extend(there.ended);
-        }
+        let mut open = open_at(listeners.clone())?;
+        // A worker that is gone has no count.
+        let listed = workers.filter_map(|one| Some((one.list().ok()?, one)));
+        let listed: Vec<_> = listed.collect();
+        open.extend(open_at(listeners)?);
         let (mut others, mut settled) = (0, true);
-        for count in workers {
-            // A worker that is gone has no count.
-            let Ok(changed) = count.correct(&open) else {
-                continue;
-            };
-            settled &= !changed;
-            others += count.total * DESCRIPTOR_NS + WORKER_NS;
+        for (listed, count) in listed {
+            settled &= !count.correct(&listed, &open).unwrap_or(false);
+            others += listed.total * DESCRIPTOR_NS + WORKER_NS;
         }
         let took = schedule::thread_time().saturating_sub(begun) + Duration::from_nanos(others);
         self.due = Instant::now() + (took * CORRECTION_SHARE).max(CORRECT_EVERY);
@@ -179,42 +188,67 @@ impl Corrections {
     }
 }
 
+/// The open connections of these listeners.
+fn open_at(listeners: impl Iterator<Item = Address>) -> io::Result<Accepted> {
+    let mut open = Accepted::default();
+    for listener in listeners {
+        open.extend(diag::accepted_at(Protocol::Tcp, listener)?);
+    }
+    Ok(open)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::epoll;
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
     use wakeone_kernel::socket::entries::Entry;
 
-    /// Nobody would correct it again if it counted as right.
     #[test]
-    fn a_connection_that_comes_while_counts_are_corrected_leaves_them_doubtful() {
+    fn a_count_is_right_whatever_comes_and_goes_while_it_is_corrected() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let at = listener.local_addr().expect("an address");
-        let entry = Entry {
-            pid: std::process::id(),
-            started: 0,
-            epoll: -1,
-            number: -1,
-            inode: 0,
-            events: 0,
-            data: 0,
-        };
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a set");
         let waiter = Waiter {
-            entry,
+            entry: Entry {
+                pid: std::process::id(),
+                started: 0,
+                epoll: set.as_raw_fd(),
+                number: -1,
+                inode: 0,
+                events: 0,
+                data: 0,
+            },
             held: -1,
-            sets: 1,
+            // Its members are counted: other tests of this process open files, too.
+            sets: 2,
         };
-        let mut count = Count::of(&waiter).expect("descriptors");
-        let correct = |count: &mut Count| {
-            let open = diag::accepted_at(Protocol::Tcp, Address::Inet(at)).expect("connections");
-            count.correct(&open).expect("counts")
+        let connection = || {
+            let client = TcpStream::connect(at).expect("connects");
+            let (accepted, _) = listener.accept().expect("accepts");
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&set, &accepted, data, epoll::EventFlags::IN).expect("a member");
+            (client, accepted)
         };
-        correct(&mut count);
-        let open = diag::accepted_at(Protocol::Tcp, Address::Inet(at)).expect("connections");
-        let _client = TcpStream::connect(at).expect("connects");
-        let _accepted = listener.accept().expect("accepts");
-        assert!(count.correct(&open).expect("counts"));
-        correct(&mut count);
-        assert_eq!(count.connections(), 1);
+        let open = || open_at(std::iter::once(Address::Inet(at))).expect("connections");
+        let mut all = vec![connection()];
+        let mut count = Count::of(&waiter).expect("members");
+        assert_eq!(count.connections(), 0, "not corrected yet");
+        for goes in [false, true] {
+            let mut step = || match goes {
+                false => all.push(connection()),
+                true => drop(all.pop()),
+            };
+            let mut before = open();
+            step();
+            let listed = count.list().expect("members");
+            step();
+            before.extend(open());
+            assert!(count.correct(&listed, &before).expect("counts"), "doubtful");
+            assert_eq!(count.connections(), all.len() as u64);
+        }
+        let listed = count.list().expect("members");
+        assert!(!count.correct(&listed, &open()).expect("counts"), "settled");
     }
 }

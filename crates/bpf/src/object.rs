@@ -121,7 +121,7 @@ pub(crate) fn attempt<T>(
 /// reported as such: the verifier would only name the first instruction that it does not know.
 fn refusal(error: &libbpf_rs::Error, log: &str) -> io::Error {
     let plain = from_bpf(error);
-    if moves_no_connections() {
+    if plain.kind() != io::ErrorKind::PermissionDenied && moves_no_connections() {
         return io::Error::new(
             plain.kind(),
             "this kernel does not move connections from a closing listener, which came with Linux 5.14 (tested from 6.1 on)",

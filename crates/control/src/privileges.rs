@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 
+use rustix::process::{Resource, Rlimit, setrlimit};
 use wakeone_kernel::capability::{self, Capability};
 
 /// Further capabilities that removing a group needs: for a cgroup below a folder without write permission, for a mount,
@@ -50,8 +51,22 @@ pub fn keep_for_attaching() {
     ];
     // Nothing is executed from here on.
     forbid_root();
+    lift_memory_limit();
     if capability::has(Capability::CAP_SYS_PTRACE) || !rustix::process::geteuid().is_root() {
         keep_only(&keep, &FOR_LOADING);
+    }
+}
+
+/// Before Linux 5.11 maps and programs count as locked memory, of which all processes of a user together have 64 KiB
+/// (`bpf_map_charge_init` in kernel/bpf/syscall.c). libbpf lifts that when it first loads something, which may come after
+/// CAP_SYS_RESOURCE is gone.
+fn lift_memory_limit() {
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    if let Err(error) = setrlimit(Resource::Memlock, unlimited) {
+        tracing::debug!("the limit of locked memory stays: {error}");
     }
 }
 

@@ -215,6 +215,16 @@ impl DescriptorCount {
             _ => Ok(reader::numbers(self.pid, "fd")?.len() as u64),
         }
     }
+
+    /// The number, and the inodes of those that are sockets.
+    ///
+    /// # Errors
+    /// As [`Self::look`].
+    pub fn list(&self) -> io::Result<(u64, Vec<u64>)> {
+        let all = Descriptors::of(self.pid)?;
+        let inodes = all.sockets.into_iter().map(|(_, inode)| inode);
+        Ok((all.number, inodes.collect()))
+    }
 }
 
 /// Descriptors of a process that are sockets: number and inode.
@@ -228,6 +238,8 @@ pub fn sockets_of(pid: u32) -> io::Result<Vec<(i32, u64)>> {
 /// The descriptors with which a process may wait for connections.
 #[derive(Debug, Default)]
 pub(crate) struct Descriptors {
+    /// How many there are of any kind.
+    pub number: u64,
     /// Sockets: number and inode.
     pub sockets: Vec<(i32, u64)>,
     /// The numbers of epoll instances.
@@ -244,6 +256,7 @@ impl Descriptors {
     pub fn of(pid: u32) -> io::Result<Self> {
         let mut all = Self::default();
         for (number, target) in reader::links(pid, "fd")? {
+            all.number += 1;
             let Ok(number) = i32::try_from(number) else {
                 continue;
             };

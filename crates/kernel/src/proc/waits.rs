@@ -139,6 +139,7 @@ pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Opti
         sockets,
         epolls,
         has_ring: rings,
+        ..
     } = process::Descriptors::of(pid).unwrap_or_default();
     let listening = sockets.iter().filter(|(_, inode)| inodes.contains(inode));
     let descriptors: Vec<(i32, u64)> = listening.copied().collect();

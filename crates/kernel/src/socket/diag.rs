@@ -94,6 +94,13 @@ pub struct Accepted {
 }
 
 impl Accepted {
+    /// Adds those of another listener, or those that were found later. What has ended since has ended.
+    pub fn extend(&mut self, more: Self) {
+        self.lasting.extend(more.lasting);
+        self.ended.extend(more.ended);
+        self.lasting.retain(|one| !self.ended.contains(one));
+    }
+
     /// All of them.
     pub fn all(mut self) -> HashSet<u64> {
         self.lasting.extend(self.ended);
