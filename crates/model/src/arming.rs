@@ -52,13 +52,16 @@ pub struct ArmingConfig {
     pub alone_after: u32,
     /// And one of so many workers, rounded up: those that are armed have to take a burst alone.
     pub armed_of: usize,
+    /// If more connections a worker came since the last look, all are armed. The counts are too old then to go by, and two
+    /// workers would take what four can.
+    pub burst: u64,
     /// A worker's load is its least count of so many looks, 1 or more.
     pub looks: usize,
     /// So many connections may come and go. Those beyond them count at once.
     pub passing: u64,
     /// After so many looks in a row at which something waited all are armed.
     pub waiting_looks: u32,
-    /// So many looks with an empty queue end the time in which all are armed.
+    /// So many looks with an empty queue, and without a burst, end the time in which all are armed.
     pub calm_looks: u32,
     /// How often to look while connections come and go.
     pub look_every: Duration,
@@ -75,6 +78,7 @@ impl Default for ArmingConfig {
             alone_until: 8,
             alone_after: 6,
             armed_of: 4,
+            burst: 2,
             looks: 4,
             passing: 2,
             waiting_looks: 2,
@@ -335,6 +339,9 @@ impl Arming {
             self.begin_turns(number);
         }
         self.heed_queue(queued, &mut waits);
+        if self.came > self.config.burst * self.workers.len() as u64 {
+            self.open = self.config.calm_looks;
+        }
         let mut changes = self.arm(&mut waits);
         let refused = |one: &mut Worker| std::mem::take(&mut one.refused);
         let refused = self
@@ -654,6 +661,20 @@ mod tests {
             arming.look(look, false, |_| true);
             assert_ne!(armed(&arming), [3]);
         }
+    }
+
+    #[test]
+    fn in_a_burst_all_are_armed() {
+        let mut arming = group(false);
+        settle(&mut arming, &[9, 9, 9, 0]);
+        let counts = |last| [(0, 9), (1, 9), (2, 9), (3, last)];
+        arming.look(counts(8), false, |_| true);
+        assert_eq!(armed(&arming), [2, 3], "two a worker are none");
+        arming.look(counts(0), false, |_| true);
+        arming.look(counts(9), false, |_| true);
+        assert_eq!(armed(&arming), [0, 1, 2, 3]);
+        settle(&mut arming, &[9, 9, 9, 5]);
+        assert_eq!(armed(&arming).len(), 2);
     }
 
     #[test]

@@ -21,7 +21,7 @@ const SIZES: [usize; 2] = [4, 64];
 type Change = fn(&mut ArmingConfig);
 
 /// A rule's name, and how it differs from the product's.
-const RULES: [(&str, Change); 26] = [
+const RULES: [(&str, Change); 27] = [
     ("product", |_| {}),
     ("look every 1 ms", |of| of.look_every = ms(1)),
     ("look every 2 ms", |of| of.look_every = ms(2)),
@@ -35,6 +35,7 @@ const RULES: [(&str, Change); 26] = [
     ("armed: 2, 1/8", |of| of.armed_of = 8),
     ("armed: 2, 1/2", |of| of.armed_of = 2),
     ("armed: 4", |of| (of.least_armed, of.armed_of) = (4, NONE)),
+    ("no burst", |of| of.burst = u64::MAX / 1024),
     ("least of 1 look", |of| of.looks = 1),
     ("least of 2 looks", |of| of.looks = 2),
     ("least of 8 looks", |of| of.looks = 8),
