@@ -9,6 +9,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
 #include <stdbool.h>
 #include "policy.h"
 #include "maps.h"
@@ -173,6 +174,56 @@ static __always_inline void draw_chance(struct wakeone_draw *d, __u32 policy)
 		d->cpu = bpf_get_smp_processor_id();
 }
 
+/* Protocol and address family, include/uapi/linux/if_ether.h and include/linux/socket.h */
+#define ETH_P_IP 0x0800
+#define AF_INET6 10
+/* Where a header has the source address. */
+enum {
+	SOURCE_IN_IPV4 = 12,
+	SOURCE_IN_IPV6 = 8,
+};
+
+/* Reads a client's address: that of IPv4, or the first half of that of IPv6, which
+ * has the network (RFC 4291). Returns whether it is of IPv6. */
+static __always_inline bool read_source(struct sk_reuseport_md *md, __u32 word[2])
+{
+	struct bpf_sock *child = md->migrating_sk;
+	bool is_6;
+
+	if (!child) {
+		is_6 = md->eth_protocol != bpf_htons(ETH_P_IP);
+		if (is_6)
+			bpf_skb_load_bytes_relative(md, SOURCE_IN_IPV6, word, 8, BPF_HDR_START_NET);
+		else
+			bpf_skb_load_bytes_relative(md, SOURCE_IN_IPV4, word, 4, BPF_HDR_START_NET);
+		return is_6;
+	}
+	if (child->family != AF_INET6) {
+		word[0] = child->dst_ip4;
+		return false;
+	}
+	/* Each is read alone: the verifier allows no wider access. */
+	word[0] = WAKEONE_READ(child->dst_ip6[0]);
+	word[1] = WAKEONE_READ(child->dst_ip6[1]);
+	if (word[0] || word[1] || WAKEONE_READ(child->dst_ip6[2]) != bpf_htonl(0xffff))
+		return true;
+	/* A client of IPv4 at a listener of IPv6. */
+	word[0] = WAKEONE_READ(child->dst_ip6[3]);
+	return false;
+}
+
+/* The hash of a client's address, or of its network: /24, of IPv6 /48. */
+__noinline int source_of(struct sk_reuseport_md *md, __u32 net)
+{
+	__u32 word[2] = {};
+
+	if (!read_source(md, word))
+		word[0] &= net ? bpf_htonl(0xffffff00) : ~0u;
+	else if (net)
+		word[1] &= bpf_htonl(0xffff0000);
+	return wakeone_mix(wakeone_mix(word[0]) ^ word[1]);
+}
+
 /* The time where ties go in turn. A global function: its branch would double
  * what the verifier has to walk in the caller. */
 __noinline int turn_clock(void)
@@ -212,6 +263,8 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 		return leave_to_kernel(md, WAKEONE_EXIT_BAD_POLICY);
 
 	draw_chance(&draw, policy);
+	if (wakeone_is_sticky(policy))
+		draw.hash = source_of(md, policy == WAKEONE_SOURCE_NET);
 	draw.now = turn_clock();
 	slot = wakeone_pick_in_place(&table, &draw, policy);
 	if (slot < 0)

@@ -32,7 +32,9 @@ enum wakeone_policy {
 	WAKEONE_SHORTEST_QUEUE = 5,
 	WAKEONE_CPU = 6,
 	WAKEONE_CONSISTENT = 7,
-	WAKEONE_POLICIES = 8,
+	WAKEONE_SOURCE = 8,
+	WAKEONE_SOURCE_NET = 9,
+	WAKEONE_POLICIES = 10,
 };
 
 #ifndef WAKEONE_INLINE
@@ -61,7 +63,9 @@ enum wakeone_policy {
 
 struct wakeone_draw {
 	__u32 random;  /* uniform */
-	__u32 hash;    /* of the connection's, or the datagram's, 4-tuple */
+	/* Of the connection's, or the datagram's, 4-tuple; for SOURCE and SOURCE_NET of
+	 * the client's address, or its network. */
+	__u32 hash;
 	__u32 cpu;     /* that got the packet */
 	__u64 tick;    /* grows by one for each choice */
 	/* 1: nobody refreshes the stuck marks and queue lengths, ignore them. */
@@ -596,6 +600,12 @@ WAKEONE_GLOBAL int wakeone_rendezvous(const struct wakeone_table *t, __u32 list,
 
 /* ---- the policies --------------------------------------------------------- */
 
+/* Whether all connections of a client go to one slot. */
+WAKEONE_INLINE int wakeone_is_sticky(__u32 policy)
+{
+	return policy == WAKEONE_SOURCE || policy == WAKEONE_SOURCE_NET;
+}
+
 /*
  * Returns the least loaded slot. A group larger than the window first takes an
  * idle one. Failing that, it takes the least loaded of a window at a random
@@ -682,6 +692,9 @@ WAKEONE_GLOBAL int wakeone_pick(const struct wakeone_table *t, const struct wake
 	}
 	if (policy == WAKEONE_CONSISTENT)
 		return wakeone_rendezvous(t, list, d->hash);
+	/* A client stays where it is also while its worker is stuck. */
+	if (wakeone_is_sticky(policy))
+		return wakeone_rendezvous(t, wakeone_list(t, 1), d->hash);
 	if (policy == WAKEONE_CPU) {
 		slot = wakeone_cpu(t, e, d);
 		if (slot != WAKEONE_NONE)
@@ -693,7 +706,8 @@ WAKEONE_GLOBAL int wakeone_pick(const struct wakeone_table *t, const struct wake
 /*
  * The slot for a connection whose first slot has lost its socket: the policy's
  * again, among those not known to be gone. Policies that ignore load give each
- * slot its share of what a gone one had; `hash` and `consistent` do so by flow.
+ * slot its share of what a gone one had; `hash` and `consistent` do so by flow,
+ * `source` by client.
  */
 WAKEONE_GLOBAL int wakeone_pick_living(const struct wakeone_table *t, const struct wakeone_draw *d)
 {
@@ -706,7 +720,7 @@ WAKEONE_GLOBAL int wakeone_pick_living(const struct wakeone_table *t, const stru
 	n = WAKEONE_READ(wakeone_eligible(t, list)->count);
 	if (!n)
 		return WAKEONE_NONE;
-	if (policy == WAKEONE_HASH || policy == WAKEONE_CONSISTENT)
+	if (policy == WAKEONE_HASH || policy == WAKEONE_CONSISTENT || wakeone_is_sticky(policy))
 		return wakeone_rendezvous(t, list, d->hash);
 	if (policy == WAKEONE_RANDOM || policy == WAKEONE_ROUND_ROBIN || policy == WAKEONE_CPU)
 		return wakeone_rendezvous(t, list, d->random);

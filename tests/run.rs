@@ -6,13 +6,14 @@ mod support;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::HashSet;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 use support::{
     Clients, Ground, Run, ask, eventually, everyone, is_root, pid_of, runs, server, signal, whoami,
+    whoami_from,
 };
 
 const ANY: &str = "127.0.0.1:0";
@@ -139,6 +140,43 @@ fn a_rolling_restart_under_load_replaces_everyone_and_loses_nothing() {
     let after: HashSet<u32> = everyone(address, 3).iter().map(pid_of).collect();
     assert!(before.is_disjoint(&after));
     assert!(before.iter().all(|pid| !runs(*pid)));
+    run.stop();
+}
+
+/// Sessions of MCP servers and of socket.io are in one worker's memory.
+#[test]
+fn a_client_keeps_its_worker_over_a_restart_of_another() {
+    if !is_root() {
+        return eprintln!("skipped: not root");
+    }
+    let ground = Ground::new();
+    let mut run = ground.whoami(&["-w", "4", "-l", ANY, "--policy", "source"]);
+    let address = run.ready();
+    let workers = || -> Vec<(u64, u32)> {
+        let hosts = (1..=40).map(|host| Ipv4Addr::new(127, 9, 8, host));
+        let ask = |host| whoami_from(host, address);
+        let who = |one: Value| (one["slot"].as_u64().expect("slot"), pid_of(&one));
+        hosts.map(ask).map(who).collect()
+    };
+    let before = workers();
+    assert_eq!(workers(), before);
+    let (slot, pid) = before[0];
+    signal(pid, Signal::KILL);
+    // Those of the others stay while it is away, and all are where they were when it is back.
+    let of_others = |all: Vec<(u64, u32)>| -> Vec<(usize, (u64, u32))> {
+        let kept = before.iter().zip(all).enumerate();
+        let kept = kept.filter(|(_, (was, _))| was.0 != slot);
+        kept.map(|(client, (_, now))| (client, now)).collect()
+    };
+    let others = of_others(before.clone());
+    assert!(others.len() >= 20, "{before:?}");
+    assert_eq!(of_others(workers()), others);
+    run.line(&format!("worker {slot} restarted"));
+    eventually("its clients come back", || {
+        let slots = |all: &[(u64, u32)]| all.iter().map(|one| one.0).collect::<Vec<_>>();
+        slots(&workers()) == slots(&before)
+    });
+    assert_eq!(of_others(workers()), others);
     run.stop();
 }
 

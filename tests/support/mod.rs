@@ -17,7 +17,7 @@ pub use patience::{long_patience, patience, slowness};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -348,7 +348,10 @@ pub struct Asked {
 
 /// Asks, and waits until the answer begins.
 pub fn ask(address: SocketAddr, path: &str) -> std::io::Result<Asked> {
-    let mut stream = TcpStream::connect_timeout(&address, patience())?;
+    ask_on(TcpStream::connect_timeout(&address, patience())?, path)
+}
+
+fn ask_on(mut stream: TcpStream, path: &str) -> std::io::Result<Asked> {
     stream.set_read_timeout(Some(patience()))?;
     stream.write_all(
         format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes(),
@@ -383,6 +386,18 @@ impl Asked {
 /// Returns the description that the worker of the next connection gives of itself.
 pub fn whoami(address: SocketAddr) -> Value {
     serde_json::from_str(&get(address, "/").expect("an answer")).expect("JSON")
+}
+
+/// The same for a client that is a host of 127.0.0.0/8.
+pub fn whoami_from(host: Ipv4Addr, address: SocketAddr) -> Value {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None);
+    let socket = socket.expect("socket");
+    bind(&socket, &SocketAddr::from((host, 0))).expect("bind");
+    connect(&socket, &address).expect("connect");
+    let answer = ask_on(socket.into(), "/").and_then(Asked::answer);
+    serde_json::from_str(&answer.expect("an answer")).expect("JSON")
 }
 
 /// Returns the description of each of `count` workers, by slot. Asks until all have answered, from each CPU in turn: a

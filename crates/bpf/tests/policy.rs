@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use wakeone_bpf::contract::number::{
     CONSISTENT, CPU, HASH, LEAST_CONNECTIONS, POLICIES, RANDOM, ROUND_ROBIN, SHORTEST_QUEUE,
-    TWO_CHOICES,
+    SOURCE, SOURCE_NET, TWO_CHOICES,
 };
 use wakeone_bpf::contract::{wakeone_draw, wakeone_slot, wakeone_table};
 use wakeone_bpf::policy::{
@@ -285,7 +285,9 @@ proptest! {
         policy in 0..POLICIES,
         draw in any_draw(),
     ) {
-        let eligible = given.eligible(draw.agent_gone == 1);
+        // Clients stay with a worker that is stuck.
+        let ignores_stuck = draw.agent_gone == 1 || [SOURCE, SOURCE_NET].contains(&policy);
+        let eligible = given.eligible(ignores_stuck);
         match pick(&given.table(policy), &draw) {
             None => prop_assert_eq!(eligible, Vec::<usize>::new()),
             Some(slot) => prop_assert!(eligible.contains(&slot), "{slot} is not of {eligible:?}"),
@@ -364,7 +366,7 @@ proptest! {
     #[test]
     fn policies_that_do_not_look_at_load_are_not_moved_by_it(
         given in any_group(),
-        policy in select(vec![HASH, ROUND_ROBIN, RANDOM, CPU, CONSISTENT]),
+        policy in select(vec![HASH, ROUND_ROBIN, RANDOM, CPU, CONSISTENT, SOURCE, SOURCE_NET]),
         draw in any_draw(),
         load in prop::collection::vec((0..1000_i64, 0..1000_u32), MAX_SLOTS),
     ) {

@@ -18,7 +18,7 @@ pub struct Args {
     #[arg(value_name = "GROUP", help = crate::target::FORMS)]
     group: String,
 
-    /// hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu or consistent
+    /// hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu, consistent, source or source-net
     #[arg(value_name = "POLICY")]
     policy: Policy,
 

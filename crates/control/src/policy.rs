@@ -28,6 +28,10 @@ pub enum Policy {
     Cpu = number::CPU,
     /// By addresses and ports, so that a slot that comes or goes moves the fewest (rendezvous hashing).
     Consistent = number::CONSISTENT,
+    /// By the client's address, of IPv6 by its network of /64: a client stays with its worker until that goes.
+    Source = number::SOURCE,
+    /// By the client's network: /24, of IPv6 /48.
+    SourceNet = number::SOURCE_NET,
 }
 
 impl Policy {
@@ -41,6 +45,8 @@ impl Policy {
         Self::ShortestQueue,
         Self::Cpu,
         Self::Consistent,
+        Self::Source,
+        Self::SourceNet,
     ];
 
     /// The name that a user types.
@@ -54,6 +60,8 @@ impl Policy {
             Self::ShortestQueue => "shortest-queue",
             Self::Cpu => "cpu",
             Self::Consistent => "consistent",
+            Self::Source => "source",
+            Self::SourceNet => "source-net",
         }
     }
 
@@ -75,13 +83,20 @@ impl Policy {
     /// # Errors
     /// The reason, as the end of a sentence, with the policies that can.
     pub fn fits_datagrams(self) -> Result<(), String> {
-        if self.needs_counts() {
-            Err(format!(
-                "{self} goes by open connections, which UDP has none of; shortest-queue, round-robin, random, cpu, hash and consistent fit"
-            ))
-        } else {
-            Ok(())
-        }
+        let why = match self {
+            _ if self.needs_counts() => "goes by open connections, which UDP has none of",
+            _ if self.is_sticky() => "is for connections",
+            _ => return Ok(()),
+        };
+        Err(format!(
+            "{self} {why}; shortest-queue, round-robin, random, cpu, hash and consistent fit"
+        ))
+    }
+
+    /// Whether all connections of a client go to one worker. A stuck worker's queue is then moved to others only if that
+    /// was asked for.
+    pub fn is_sticky(self) -> bool {
+        matches!(self, Self::Source | Self::SourceNet)
     }
 
     /// Checks that workers which share one queue can be steered by the policy.

@@ -14,4 +14,5 @@ mod lookup;
 mod patience;
 mod rescue;
 mod restarts;
+mod source;
 mod transaction;

@@ -88,10 +88,11 @@ impl Group {
             source = source.with_new_table();
         }
         let mut cgroup = setup.cgroup.map(|cgroup| cgroup.path);
+        let is_sticky = config.policy.is_some_and(Policy::is_sticky);
         let mut agents = Vec::new();
         for dispatcher in dispatchers {
             let tasks = AgentConfig {
-                rescue: config.rescue != Some(false),
+                rescue: config.rescue.unwrap_or(!is_sticky),
                 stuck_after: config.stuck_after,
             };
             let connections = dispatcher.protocol() == Protocol::Tcp;
