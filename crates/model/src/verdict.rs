@@ -43,7 +43,7 @@ const BLOCKED_S: f64 = 0.1;
 /// A queue whose connections all waited less than this was not blocked, however often it was seen filled, µs.
 const BLOCKED_WAIT_US: f64 = 20_000.0;
 /// A wait in the queue that a client notices, µs. It is the 99th percentile, where it is no moment's burst.
-const LONG_WAIT_US: f64 = 250_000.0;
+const LONG_WAIT_US: f64 = 100_000.0;
 /// Fewer connections than this have no typical wait.
 const SOME_CONNECTIONS: u64 = 5;
 /// A connection that waits still has been forgotten from this age on, µs.

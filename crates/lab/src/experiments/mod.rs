@@ -4,6 +4,7 @@ mod accept_lock;
 mod architectures;
 mod cost;
 mod cycle;
+mod doctor;
 mod harm;
 mod herd;
 mod reopen;
@@ -51,7 +52,7 @@ pub static PINNED: Data = data!("pinned");
 
 /// All experiments, in the best order to read them.
 pub fn all() -> &'static [&'static dyn Experiment] {
-    static ALL: [&dyn Experiment; 21] = [
+    static ALL: [&dyn Experiment; 22] = [
         &herd::Herd,
         &throughput::Throughput,
         &accept_lock::AcceptLock,
@@ -65,6 +66,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &NGINX,
         &PINNED,
         &harm::Harm,
+        &doctor::Doctor,
         &REFERENCE,
         &udp_readers::UdpReaders,
         &udp_locks::UdpLocks,

@@ -318,7 +318,7 @@ fn wait_long(w: &mut Watch, us: u64, filled: u64) {
 fn workers_are_busy_where_connections_wait_long_and_nothing_else_tells_why() {
     let told = |shape, us, filled| found(shape, |w| wait_long(w, us, filled));
     assert_eq!(told(own(), 400_000, 60), ["workers-busy"]);
-    assert_eq!(told(own(), 200_000, 60), NONE);
+    assert_eq!(told(own(), 90_000, 60), NONE);
     assert_eq!(
         told(own(), 400_000, 0),
         ["workers-busy"],
