@@ -3,6 +3,7 @@
 // Each test program uses its own part of this.
 #![allow(dead_code, unused_imports)]
 
+pub mod from;
 pub mod kept;
 pub mod nginx;
 pub mod patience;
@@ -390,13 +391,8 @@ pub fn whoami(address: SocketAddr) -> Value {
 
 /// The same for a client that is a host of 127.0.0.0/8.
 pub fn whoami_from(host: Ipv4Addr, address: SocketAddr) -> Value {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
-    let flags = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None);
-    let socket = socket.expect("socket");
-    bind(&socket, &SocketAddr::from((host, 0))).expect("bind");
-    connect(&socket, &address).expect("connect");
-    let answer = ask_on(socket.into(), "/").and_then(Asked::answer);
+    let stream = from::connect_from((host, 0).into(), address);
+    let answer = ask_on(stream, "/").and_then(Asked::answer);
     serde_json::from_str(&answer.expect("an answer")).expect("JSON")
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct Count {
     ended: u64,
 }
 
-/// What a count is corrected by.
+/// A worker's descriptors, by which its count is corrected.
 #[derive(Debug)]
 struct Listed {
     total: u64,

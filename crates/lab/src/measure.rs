@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
 
-use crate::card::OWN_GOAL;
+use crate::card::{Card, OWN_GOAL};
 use crate::distribution::Distribution;
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
@@ -83,6 +83,17 @@ pub fn counted_out(outcome: &result::Outcome) -> Expectation {
         OWN_GOAL,
         stats::most(&of_all(outcome, "active_at_end")),
         |m| m == 0.0,
+    )
+}
+
+/// The expectation `complete` of a card: nothing was left out.
+pub fn complete(card: &Card, outcome: &result::Outcome) -> Expectation {
+    let left_out = outcome.parameters.get("left_out");
+    let left_out = left_out.and_then(|all| all.as_object());
+    let missing = left_out.map_or(0, serde_json::Map::len) as f64;
+    card.expect(
+        "complete",
+        (!outcome.variants.is_empty()).then_some(missing),
     )
 }
 

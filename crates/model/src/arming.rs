@@ -339,7 +339,7 @@ impl Arming {
             self.begin_turns(number);
         }
         self.heed_queue(queued, &mut waits);
-        if self.came > self.config.burst * self.workers.len() as u64 {
+        if self.came > self.config.burst.saturating_mul(self.workers.len() as u64) {
             self.open = self.config.calm_looks;
         }
         let mut changes = self.arm(&mut waits);

@@ -94,7 +94,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Adds those of another listener, or those that were found later. What has ended since has ended.
+    /// Adds those of another listener, or those that were found later. A connection that has ended in either counts as ended.
     pub fn extend(&mut self, more: Self) {
         self.lasting.extend(more.lasting);
         self.ended.extend(more.ended);

@@ -25,15 +25,9 @@ pub fn design(trials: &'static Trials, settings: &Settings) -> Design {
     let table = &trials.table;
     let quick = settings.quick;
     let mut design = Design {
-        rounds: table.rounds.of(quick),
         steady: &table.steady,
-        ..Design::default()
+        ..trials.plan(quick)
     };
-    let workers = ("workers".to_owned(), table.workers.into());
-    design.parameters.extend([workers]);
-    for load in &table.load {
-        design.parameters.extend(load.parameters(quick));
-    }
     let loads = trials.loads(quick);
     let planned = |variant: &Variant| loads.contains(&variant.load.name.as_str());
     for variant in trials.variants().filter(planned) {

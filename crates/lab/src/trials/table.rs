@@ -7,6 +7,7 @@ use super::load::Load;
 use super::server::{self, Server, Who};
 use super::sizes::Sizes;
 use crate::card::Card;
+use crate::experiment::{Design, parameters};
 use crate::template;
 use crate::ways::Way;
 
@@ -208,6 +209,19 @@ impl Trials {
             servers: others.map(server).collect(),
             table,
         }
+    }
+
+    /// The beginning of a plan: rounds, and the numbers that a reader needs to do it again.
+    pub fn plan(&self, quick: bool) -> Design {
+        let mut design = Design {
+            rounds: self.table.rounds.of(quick),
+            parameters: parameters([("workers", self.table.workers.into())]),
+            ..Design::default()
+        };
+        let loads = self.table.load.iter();
+        let loads = loads.flat_map(|load| load.parameters(quick));
+        design.parameters.extend(loads);
+        design
     }
 
     /// The load of this name.

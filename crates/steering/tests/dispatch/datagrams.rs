@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use wakeone_bpf::BUILD;
@@ -87,17 +87,14 @@ impl Datagrams {
     /// Sends a datagram of a client, and returns the slot that gets it.
     fn slot_of(&self, client: &UdpSocket) -> usize {
         client.send(b"where").expect("send");
-        let begun = Instant::now();
-        loop {
-            let read = self.read();
-            if let Some(slot) = read.iter().position(|count| *count > 0) {
-                assert_eq!(read.iter().sum::<u64>(), 1, "{read:?}");
-                return slot;
-            }
-            // It is delivered a little later where ksoftirqd has to do it.
-            assert!(begun.elapsed() < Duration::from_secs(20), "nobody got it");
-            std::thread::yield_now();
-        }
+        let mut read = Vec::new();
+        // A little later where ksoftirqd has to do it.
+        wait("it is delivered", || {
+            read = self.read();
+            read.iter().any(|count| *count > 0)
+        });
+        assert_eq!(read.iter().sum::<u64>(), 1, "{read:?}");
+        read.iter().position(|count| *count == 1).expect("a slot")
     }
 
     fn end(self, dispatcher: Dispatcher) {

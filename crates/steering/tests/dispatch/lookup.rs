@@ -1,17 +1,17 @@
 //! Listeners on a private port, which a lookup program finds. A move of their queue takes as long on a busy port as on
 //! an empty one.
 
-use std::net::SocketAddr;
+use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketType};
 use wakeone_bpf::BUILD;
 use wakeone_bpf::table::flag;
 use wakeone_control::policy::Policy;
 use wakeone_kernel::socket::private::Place;
 use wakeone_steering::dispatcher::{Dispatcher, Plan};
 
+use crate::from::connect_from;
 use crate::ground::*;
 use crate::patience::slowness;
 
@@ -91,7 +91,10 @@ impl Scene {
                 (0..SOURCES).flat_map(|source| ports.iter().map(move |port| (source, port)));
             let clients: Vec<_> = sources
                 .map(|(source, port)| {
-                    connect_from(&format!("127.0.1.{}:{}", source + 1, 10_000 + port))
+                    // The ports of one address do not suffice for so many in TIME_WAIT.
+                    let host = Ipv4Addr::new(127, 0, 1, source as u8 + 1);
+                    let from = (host, 10_000 + *port as u16).into();
+                    connect_from(from, V4.parse().expect("address"))
                 })
                 .collect();
             let mut accepted = 0;
@@ -105,19 +108,6 @@ impl Scene {
     fn end(self, dispatcher: Dispatcher) {
         self.ground.end(dispatcher);
     }
-}
-
-/// Connects from a given address: the ports of one address do not suffice for so many in TIME_WAIT.
-fn connect_from(source: &str) -> rustix::fd::OwnedFd {
-    let (from, to): (SocketAddr, SocketAddr) = (
-        source.parse().expect("address"),
-        V4.parse().expect("address"),
-    );
-    let socket =
-        rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("socket");
-    rustix::net::bind(&socket, &from).expect("bind");
-    rustix::net::connect(&socket, &to).expect("connect");
-    socket
 }
 
 /// Returns how long a move takes on an empty port, and on one with that many connections in TIME_WAIT.

@@ -8,6 +8,8 @@ mod datagrams;
 mod distance;
 mod drift;
 mod exits;
+#[path = "../../../../tests/support/from.rs"]
+mod from;
 mod ground;
 mod lookup;
 #[path = "../../../../tests/support/patience.rs"]

@@ -1,24 +1,13 @@
 //! Clients stay with their slot, by their address or their network.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wakeone_bpf::table::{Table, flag};
 use wakeone_control::policy::Policy;
 
+use crate::from::connect_from;
 use crate::ground::*;
-
-/// A connection from a host of 127.0.0.0/8.
-fn connect_from(host: Ipv4Addr) -> TcpStream {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None);
-    let socket = socket.expect("socket");
-    rustix::net::bind(&socket, &SocketAddr::from((host, 0))).expect("bind");
-    let at: SocketAddr = V4.parse().expect("address");
-    rustix::net::connect(&socket, &at).expect("connect");
-    socket.into()
-}
 
 /// The clients, each in a network of its own.
 fn hosts() -> impl Iterator<Item = Ipv4Addr> {
@@ -28,7 +17,8 @@ fn hosts() -> impl Iterator<Item = Ipv4Addr> {
 /// The slot that a client comes to, and its connection.
 fn place(table: &Table, host: Ipv4Addr) -> (usize, TcpStream) {
     let before = selected(table);
-    let connection = connect_from(host);
+    let to = V4.parse().expect("address");
+    let connection = connect_from((host, 0).into(), to);
     let after = selected(table);
     let grown = before.iter().zip(&after).position(|(a, b)| b - a == 1);
     (grown.expect("selected"), connection)

@@ -18,9 +18,6 @@ use crate::{measure, process};
 const BEGINS: Duration = Duration::from_millis(600);
 const WATCHES: &str = "4s";
 
-/// Servers whose row does not tell that their workers share a socket: they are steered nowhere.
-const SHARED: [&str; 2] = ["gunicorn", "puma"];
-
 /// Measures it.
 ///
 /// # Errors
@@ -59,7 +56,7 @@ pub fn measure(cell: &Cell, context: &mut Context<'_>) -> Result<Sample, Error> 
     let busiest = most as f64 * TRIALS.table.workers as f64 / (all as f64).max(1.0);
     sample.metrics.retain(|name, _| !name.starts_with("share_"));
     sample.put("busiest", "ratio", busiest);
-    enter(cell, &said, &mut sample)?;
+    enter(cell, &said, &mut sample);
     match server.stop(&mut sample) {
         // Requests of an overloaded server are given up.
         Ok(()) | Err(Error::Counts { .. }) => Ok(sample),
@@ -67,7 +64,7 @@ pub fn measure(cell: &Cell, context: &mut Context<'_>) -> Result<Sample, Error> 
     }
 }
 
-/// What doctor says of a listener.
+/// Asks doctor about a listener.
 fn doctor(address: SocketAddr) -> Result<Value, Error> {
     let failed = |why: String| Error::Server(format!("wakeone doctor {address}: {why}"));
     let mut command = Command::new(process::wakeone()?);
@@ -81,7 +78,7 @@ fn doctor(address: SocketAddr) -> Result<Value, Error> {
 }
 
 /// Enters what doctor found, and whether that is so.
-fn enter(cell: &Cell, said: &Value, sample: &mut Sample) -> Result<(), Error> {
+fn enter(cell: &Cell, said: &Value, sample: &mut Sample) {
     let findings = said["findings"].as_array().into_iter().flatten();
     let found: Vec<String> = findings
         .filter_map(|one| one["code"].as_str().map(str::to_owned))
@@ -92,7 +89,7 @@ fn enter(cell: &Cell, said: &Value, sample: &mut Sample) -> Result<(), Error> {
         wait_ms_p99,
         latency_ms_p99: of("latency_ms_p99"),
         busiest: of("busiest"),
-        shared: cell.server.shared || SHARED.contains(&&*cell.server.name),
+        shared: cell.server.shared,
     };
     let wrong = wrong(&cell.load.name, &found, &truth);
     for code in &found {
@@ -105,5 +102,4 @@ fn enter(cell: &Cell, said: &Value, sample: &mut Sample) -> Result<(), Error> {
     if let Some(why) = wrong {
         sample.notes.insert("wrong".into(), why);
     }
-    Ok(())
 }

@@ -3,18 +3,17 @@
 mod cell;
 mod truth;
 
-use serde_json::json;
 use std::sync::LazyLock;
 
 use crate::card::{Card, card};
 use crate::error::Error;
-use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings};
 use crate::present::{Block, Row, Table};
 use crate::result::{Expectation, Outcome};
 use crate::trials::Trials;
 use crate::trials::load::Load;
 use crate::trials::server::{Server, Who};
-use crate::{stats, views};
+use crate::{measure, stats, views};
 
 card!();
 
@@ -58,7 +57,7 @@ fn metric_of(code: &str) -> String {
     format!("found_{code}")
 }
 
-/// What doctor found in a cell, and in how many rounds.
+/// Returns what doctor found in a cell, and in how many rounds.
 fn found(outcome: &Outcome, cell: &Cell) -> Vec<(String, usize)> {
     let variant = outcome.variant(&cell.name());
     let metrics = variant.into_iter().flat_map(|one| &one.metrics);
@@ -94,14 +93,7 @@ impl Experiment for Doctor {
 
     fn design(&self, settings: &Settings) -> Design {
         let quick = settings.quick;
-        let mut design = Design {
-            rounds: TRIALS.table.rounds.of(quick),
-            parameters: parameters([("workers", json!(TRIALS.table.workers))]),
-            ..Design::default()
-        };
-        let loads = TRIALS.table.load.iter();
-        let loads = loads.flat_map(|load| load.parameters(quick));
-        design.parameters.extend(loads);
+        let mut design = TRIALS.plan(quick);
         for (group, cell) in cells().enumerate() {
             let arm = Arm {
                 name: cell.name(),
@@ -132,11 +124,7 @@ impl Experiment for Doctor {
             let names = [("cell", &*name), ("found", &*found), ("why", &*why)];
             all.push(CARD.expect_of("{cell}", &names, wrong(outcome, &cell)));
         }
-        let left_out = outcome.parameters.get("left_out");
-        let left_out = left_out.and_then(|all| all.as_object());
-        let missing = left_out.map_or(0, serde_json::Map::len) as f64;
-        let measured = (!outcome.variants.is_empty()).then_some(missing);
-        all.push(CARD.expect("complete", measured));
+        all.push(measure::complete(&CARD, outcome));
         all
     }
 

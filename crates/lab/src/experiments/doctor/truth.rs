@@ -1,4 +1,4 @@
-//! What is so, by the clients and by doctor's own figures, and whether doctor says it.
+//! Decides whether doctor says what is so, by what the clients saw and by doctor's own figures.
 
 /// Findings that are so whatever happens, of workers that share a socket and are all woken.
 const HERDS: [&str; 2] = ["epoll-exclusive-missing", "thundering-herd"];
@@ -39,7 +39,7 @@ const HANGS_MS: f64 = 1000.0;
 /// The busiest worker's answers over an even share, from which on it is one that gets most.
 const UNEVEN: f64 = 2.0;
 
-/// What is known of a server in a situation.
+/// A server in a situation, as it was measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Truth {
     /// The 99th percentile of the waits before accept(), as doctor measured it, ms.
@@ -56,7 +56,8 @@ pub struct Truth {
 pub fn wrong(situation: &str, found: &[String], truth: &Truth) -> Option<String> {
     let may_be = MAY_BE.iter().find(|(name, _)| *name == situation);
     let may_be = may_be.map_or(&[][..], |(_, codes)| codes);
-    let waits = truth.wait_ms_p99.is_some_and(|ms| ms >= LONG_MS);
+    let wait = truth.wait_ms_p99.unwrap_or(0.0);
+    let waits = wait >= LONG_MS;
     let is_so = |code: &str| {
         may_be.contains(&code)
             || truth.shared && HERDS.contains(&code)
@@ -68,7 +69,6 @@ pub fn wrong(situation: &str, found: &[String], truth: &Truth) -> Option<String>
     }
     let has = |codes: &[&str]| found.iter().any(|code| codes.contains(&&**code));
     if found.is_empty() && waits {
-        let wait = truth.wait_ms_p99.unwrap_or(0.0);
         return Some(format!(
             "nothing was found, and 99 % wait up to {wait:.0} ms"
         ));

@@ -3,8 +3,8 @@
 use super::{CARD, Cell, MOVES, RESTART, ours, pairing};
 use crate::experiment::Pairing;
 use crate::result::{Expectation, Outcome};
-use crate::stats;
 use crate::trials::server::How;
+use crate::{measure, stats};
 
 /// The metrics of which the ratio to the server as it is counts.
 pub const RATIOS: [&str; 3] = ["latency_ms_mean", "latency_ms_p99", "busiest"];
@@ -113,13 +113,7 @@ pub fn all(outcome: &Outcome) -> Vec<Expectation> {
         let count = bad.map(|bad| bad.len() as f64);
         all.push(CARD.expect_of("{cell}", &names, count));
     }
-    let left_out = outcome
-        .parameters
-        .get("left_out")
-        .and_then(|all| all.as_object());
-    let missing = left_out.map_or(0, serde_json::Map::len) as f64;
-    let measured = (!outcome.variants.is_empty()).then_some(missing);
-    all.push(CARD.expect("complete", measured));
+    all.push(measure::complete(&CARD, outcome));
     all
 }
 

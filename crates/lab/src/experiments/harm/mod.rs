@@ -159,17 +159,9 @@ impl Experiment for Harm {
 
     fn design(&self, settings: &Settings) -> Design {
         let quick = settings.quick;
-        let mut design = Design {
-            rounds: TRIALS.table.rounds.of(quick),
-            parameters: parameters([
-                ("workers", json!(TRIALS.table.workers)),
-                ("moves", json!(moves::wanted(quick))),
-            ]),
-            ..Design::default()
-        };
-        let loads = TRIALS.table.load.iter();
-        let loads = loads.flat_map(|load| load.parameters(quick));
-        design.parameters.extend(loads);
+        let mut design = TRIALS.plan(quick);
+        let moves = parameters([("moves", json!(moves::wanted(quick)))]);
+        design.parameters.extend(moves);
         let mut groups: Vec<String> = Vec::new();
         for cell in cells() {
             if groups.last() != Some(&cell.of()) {
