@@ -328,12 +328,19 @@ fn harms_nothing(words: &str, slow: &str) {
     attach(&ground, None);
     let wanted = rescues(20, 2000) / i64::from(slowness());
     let made = || sum(&status(&ground, GROUP), "rescues");
+    let log = || std::fs::read_to_string(&errors).expect("its output");
     let mut turns = before.iter().cycle();
     for step in 1..=20 {
         let until = wanted * step / 20;
         load_paths_until("there are rescues", slow, || {
             // A server that accepts beside its requests has no queue unless all of it stands still.
             let worker = *turns.next().expect("a worker");
+            let rescues = made();
+            assert!(
+                runs(worker),
+                "{worker} ended after {rescues} rescues: {}",
+                log()
+            );
             signal(worker, Signal::STOP);
             std::thread::sleep(Duration::from_millis(12) * slowness());
             signal(worker, Signal::CONT);
@@ -343,7 +350,7 @@ fn harms_nothing(words: &str, slow: &str) {
     eprintln!("{} rescues of {words}", made());
     detach(&ground);
     assert_eq!(workers(), before, "no worker ended");
-    let said = std::fs::read_to_string(errors).expect("its output");
+    let said = log();
     assert!(
         !said.contains("Traceback") && !said.contains("Error"),
         "{said}"

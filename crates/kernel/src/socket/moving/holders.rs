@@ -147,11 +147,8 @@ impl Look {
                 _ => {}
             }
         }
-        // A stopped process keeps the system calls that it was in, and makes them anew.
-        if matches!(state, 'T' | 't') {
-            return Ok(());
-        }
-        self.threads_of(pid, inode, &held.sockets, &waited_for)
+        let stopped = matches!(state, 'T' | 't');
+        self.threads_of(pid, inode, &held.sockets, &waited_for, stopped)
     }
 
     fn threads_of(
@@ -160,6 +157,7 @@ impl Look {
         inode: u64,
         sockets: &[(i32, u64)],
         waited_for: &HashSet<i32>,
+        stopped: bool,
     ) -> Result<(), Unsafe> {
         let listeners = HashSet::from([inode]);
         let calls = match reader::file_of_each(pid, "task", "syscall") {
@@ -174,6 +172,11 @@ impl Look {
                 Err(_) => continue,
                 Ok(line) => line,
             };
+            // It keeps the system call that it was in, and makes it anew: another line tells that it was continued.
+            if stopped {
+                self.threads.push((pid, tid, line));
+                continue;
+            }
             match waits::wait_of(
                 pid,
                 &crate::proc::line::as_text(line.clone()),
