@@ -218,7 +218,7 @@ fn a_stopped_workers_queue_is_answered_by_others() {
     let stopped = nginx.workers()[1];
     support::halt(stopped);
     let clients = Clients::start(address(), "/", 8);
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(1) * support::slowness());
     let (answers, failures) = clients.stop();
     assert!(
         failures.is_empty() && answers > 50,

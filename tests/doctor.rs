@@ -565,6 +565,16 @@ fn workers_that_are_all_busy() {
     });
 }
 
+#[test]
+fn requests_that_wait_in_workers_that_have_accepted_them() {
+    // Sixty connections are kept, and each request holds one of four event loops.
+    finds("waits-inside", &["lifo-imbalance"], || {
+        let options = ["--model", "epoll-prefork", "--epoll", "rotate", "-w", "4"];
+        let mix = "1:/work?us=20000&kind=sleep";
+        Stage::of(serve(&options)).under(&["-c", "60", "--keep-alive", "--mix", mix])
+    });
+}
+
 /// Checks that doctor finds nothing in a server, with or without load, with tracing and without.
 fn healthy(stage: impl Fn() -> Stage) {
     staged(|_| {

@@ -563,7 +563,8 @@ fn a_second_supervisor_of_a_name_is_refused_and_told_who_has_it() {
     let ground = Ground::new();
     let mut run = ground.whoami(&["-w", "1", "-l", ANY, "--name", "web"]);
     run.ready();
-    let (code, line) = ground.refused(&["-w", "1", "-l", ANY, "--name", "web"], &["sleep", "60"]);
+    let fewer = ["-w", "1", "--max-workers", "1", "-l", ANY, "--name", "web"];
+    let (code, line) = ground.refused(&fewer, &["sleep", "60"]);
     assert!(
         code == 1
             && line.contains(&format!(

@@ -76,7 +76,12 @@ impl Serving {
     }
 
     fn event_loops(ground: Ground, target: &str, how: &str) -> Self {
-        Self::start(ground, target, event_loops(target, how)).with_workers()
+        let serving = Self::start(ground, target, event_loops(target, how)).with_workers();
+        slowly("our look whether it listens is over", || {
+            let entries = serving.entries();
+            entries.values().all(|one| one.len() == 1)
+        });
+        serving
     }
 
     /// The processes that wait for the listener, as the kernel shows them.

@@ -117,6 +117,8 @@ pub fn until_disarmed(at: SocketAddr, disarmed: impl Fn() -> usize) -> Vec<Kept>
     let mut kept = Vec::new();
     eventually("a worker is disarmed", || {
         kept.push(Kept::open(at));
+        // Many at once would be a burst, for which all are armed. An emulated machine looks only once or twice a second.
+        std::thread::sleep(Duration::from_millis(20) * slowness());
         disarmed() > 0
     });
     kept

@@ -23,6 +23,14 @@ impl Slots {
         }
     }
 
+    /// Returns how many there are, unless workers are found.
+    pub(crate) fn count(&self) -> Option<usize> {
+        match self {
+            Self::Found => None,
+            Self::Given(pids) => Some(pids.len()),
+        }
+    }
+
     /// Returns the processes that are known to have slots.
     pub(crate) fn given(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         let pids = match self {

@@ -496,7 +496,14 @@ impl Steerer {
                 self.control.changed.store(true, Relaxed);
             }
         }
-        self.table.slots().store(self.shown.len() as u32, Relaxed);
+        let slots = self.shown.len();
+        for gone in slots..self.table.slots().load(Relaxed) as usize {
+            let slot = self.table.slot(gone);
+            slot.active().store(0, Relaxed);
+            slot.flags().store(0, Relaxed);
+            slot.pid().store(0, Relaxed);
+        }
+        self.table.slots().store(slots as u32, Relaxed);
         self.table
             .heartbeat_ns()
             .store(schedule::coarse_ns(), Relaxed);
@@ -505,11 +512,10 @@ impl Steerer {
     /// Sums up the workers of each slot.
     fn show(&mut self) {
         let found = self.workers.values().filter_map(|one| one.slot).max();
-        let known = self.slots.given().map(|(slot, _)| slot).max();
-        let slots = found.max(known).map_or(0, |most| most + 1);
+        let found = found.map_or(0, |most| most + 1);
+        let slots = self.slots.count().unwrap_or(found.max(self.shown.len()));
         self.shown.fill(Shown::default());
-        self.shown
-            .resize(slots.max(self.shown.len()), Shown::default());
+        self.shown.resize(slots, Shown::default());
         let mut summed = BTreeSet::new();
         for (place, worker) in &self.workers {
             let Some(slot) = worker.slot else { continue };

@@ -16,6 +16,7 @@ mod metrics;
 mod policy;
 mod run;
 mod runtime_dir;
+mod scale;
 mod self_check;
 mod sim;
 mod status;
@@ -44,6 +45,7 @@ enum Command {
     Status(status::Args),
     Metrics(metrics::Args),
     Policy(policy::Args),
+    Scale(scale::Args),
     Attach(attach::Args),
     Agent(agent::Args),
     Detach(detach::Args),
@@ -82,6 +84,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::run(args),
         Command::Metrics(args) => metrics::run(args),
         Command::Policy(args) => policy::run(args),
+        Command::Scale(args) => scale::run(args),
         Command::Attach(args) => attach::run(args),
         Command::Agent(args) => agent::run(args),
         Command::Detach(args) => detach::run(args),

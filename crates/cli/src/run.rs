@@ -23,7 +23,7 @@ use crate::runtime_dir::RuntimeDir;
 /// Without -l the server is started as it is, and whatever it opens is steered as by `wakeone attach`.
 /// With -l each worker gets listeners of its own, by systemd's protocol (LISTEN_FDS) or by their numbers in the command:
 /// {fd} is the first listener's, {fd2} the second's. {slot} is the worker's slot, from 0.
-/// SIGHUP restarts the workers one at a time, SIGTERM and SIGINT drain and stop, a second SIGINT kills.
+/// SIGHUP restarts the workers one at a time, SIGTTIN and SIGTTOU start and end one, SIGTERM and SIGINT drain and stop, a second SIGINT kills.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples: wakeone run -- uvicorn --workers 4 app:app
           wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
@@ -37,6 +37,11 @@ pub struct Args {
     /// Number of workers, 1 to 256 [default: the number of CPUs]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), requires = "listen")]
     workers: Option<u16>,
+
+    /// There may be so many later, up to 256: `wakeone scale`, SIGTTIN (one more) and SIGTTOU (one less) change the number
+    /// while it runs [default: twice as many, 32 at most]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), requires = "listen")]
+    max_workers: Option<u16>,
 
     /// Address to listen on: :8080 (IPv6 and IPv4), 127.0.0.1:8080, [::1]:8080, localhost:8080, and by UDP
     /// udp://:53; repeatable
@@ -52,7 +57,7 @@ pub struct Args {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "on",
-        conflicts_with_all = ["workers", "listen", "queue", "backlog", "weight", "lookup", "user", "group", "keep_cap", "nonblocking", "stdin", "name", "restart", "refuse"]
+        conflicts_with_all = ["workers", "max_workers", "listen", "queue", "backlog", "weight", "lookup", "user", "group", "keep_cap", "nonblocking", "stdin", "name", "restart", "refuse"]
     )]
     split: Option<Split>,
 
@@ -329,6 +334,7 @@ fn options(args: &Args) -> anyhow::Result<Options> {
             Some(workers) => workers.into(),
             None => cpus().context("cannot tell the number of CPUs; give -w")?,
         },
+        most_workers: args.max_workers.map(usize::from),
         listen: args.listen.clone(),
         queue: args.queue.map(|queue| match queue {
             Queue::One => wakeone_supervisor::Queue::One,

@@ -12,6 +12,7 @@ pub mod policy;
 pub mod privileges;
 pub mod repair;
 pub mod reserved;
+pub mod scale;
 pub mod state;
 pub mod status;
 pub mod steer;

@@ -33,6 +33,16 @@ pub trait Steer: Send {
     fn replace(&mut self, _slot: usize, _pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
         Err("nothing steers connections here".to_owned())
     }
+    /// There is one slot more, the last, with these listeners, one for each address. They do not listen yet. Asked only
+    /// where [`Steer::can_replace`] says yes.
+    ///
+    /// # Errors
+    /// The reason, as a sentence; there are as many slots as before.
+    fn add(&mut self, _slot: usize, _listeners: &[OwnedFd]) -> Result<(), String> {
+        Err("nothing steers connections here".to_owned())
+    }
+    /// The last slot is none any more: its listeners are not chosen from now on. Connections that wait there stay.
+    fn remove(&mut self, _slot: usize) {}
     /// Returns the number of connections that wait in the slot's own accept queues.
     fn queued(&self, slot: usize) -> u32;
     /// Returns the number of connections that wait in a queue that all slots share.
@@ -186,6 +196,20 @@ impl Steer for Together<'_> {
         self.0
             .iter_mut()
             .try_for_each(|one| one.replace(slot, pid, listeners))
+    }
+
+    fn add(&mut self, slot: usize, listeners: &[OwnedFd]) -> Result<(), String> {
+        for at in 0..self.0.len() {
+            if let Err(why) = self.0[at].add(slot, listeners) {
+                self.0[..at].iter_mut().for_each(|one| one.remove(slot));
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, slot: usize) {
+        self.0.iter_mut().for_each(|one| one.remove(slot));
     }
 
     /// Adds connections and bytes, as callers only ask whether anything waits.

@@ -113,8 +113,23 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
     if found.is_empty() {
         found.extend(long_waits(&case));
     }
+    if !found.iter().any(|one| WAITS.contains(&one.code.as_str())) {
+        found.extend(waits_inside(&case));
+    }
     found
 }
+
+/// Findings that tell why requests wait, before accept() and after it.
+const WAITS: [&str; 8] = [
+    "stopped-worker",
+    "blocking-listener",
+    "stuck-worker",
+    "nobody-accepts",
+    "blind-hash",
+    "cpu-missing",
+    "long-waits",
+    "workers-busy",
+];
 
 fn finding(code: &str, title: impl Into<String>, cause: impl Into<String>) -> Finding {
     Finding {
@@ -612,6 +627,39 @@ fn long_waits(case: &Case<'_>) -> Option<Finding> {
         .then("threads or an event loop let a worker serve others while one request takes long")
     };
     Some(found.shown(waits).shown(queued))
+}
+
+/// Requests wait long in connections that were accepted. The queue does not show them: an event loop accepts all that wait
+/// whenever it gets round to it, and reads each when it is done with others.
+fn waits_inside(case: &Case<'_>) -> Option<Finding> {
+    let unread = &case.watch.sampled.unread;
+    let long: u64 = unread
+        .times_us()
+        .filter(|(us, _)| *us >= LONG_WAIT_US)
+        .map(|(_, count)| u64::from(count))
+        .sum();
+    // Of many connections, one in a hundred, as of those that wait before accept().
+    if long < SOME_CONNECTIONS || long * 100 < case.totals.connections {
+        return None;
+    }
+    let mut found = finding(
+        "waits-inside",
+        "Requests wait in workers that have accepted their connections",
+        "a worker accepts at once, and reads a request when it is done with those before it",
+    )
+    .shown(format!(
+        "{} not read for {} or longer, the longest for {}",
+        count(long, "request was", "requests were"),
+        time(LONG_WAIT_US),
+        time(unread.max_us as f64),
+    ))
+    .then("start more workers, or find the requests that take long");
+    if let Some(attach) = case.one_queue() {
+        found = found.then(attach);
+    }
+    Some(found.then(
+        "where the server can limit how many connections a worker takes, the others go to workers that are free",
+    ))
 }
 
 fn overflow(case: &Case<'_>) -> Option<Finding> {

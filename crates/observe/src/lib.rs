@@ -8,6 +8,7 @@ pub mod find;
 mod grouping;
 pub mod target;
 pub mod text;
+mod unread;
 pub mod watcher;
 
 pub use find::{Found, find};

@@ -25,6 +25,7 @@ use wakeone_model::snapshot::{
 };
 use wakeone_model::waits::Waits;
 
+use crate::unread::Unread;
 use crate::{Error, Found, grouping};
 
 /// How often to look at queues and workers: this takes some 30 µs for the queues and 3 µs a thread.
@@ -41,6 +42,8 @@ const MOST_SIGHTINGS: usize = 60;
 const CONNECTIONS_SHARE: u32 = 200;
 /// The same for finding the connections that wait, which is done only while there are some.
 const WAITING_SHARE: u32 = 50;
+/// How often to look for requests that were not read.
+const UNREAD_EVERY: Duration = Duration::from_millis(40);
 /// The number of recent samples from which it is decided which worker serves which socket.
 const LATELY: usize = 4;
 /// How long a queue must wait behind a busy worker to count as blocked: any queue does for a shorter time.
@@ -81,6 +84,9 @@ pub struct Watcher {
     /// How long the waiting connections have waited, and when to look for that again.
     waiting: Waits,
     waiting_due: Instant,
+    /// What workers have accepted and not read, and when to look for that again.
+    unread: Unread,
+    unread_due: Instant,
     reuseport: Option<bool>,
     /// Why its sockets are no group.
     ungrouped: Option<Ungrouped>,
@@ -155,6 +161,8 @@ impl Watcher {
             },
             waiting: Waits::default(),
             waiting_due: Instant::now(),
+            unread: Unread::default(),
+            unread_due: Instant::now(),
             sampled: Sampled::default(),
             blocked_since: BTreeMap::new(),
             sighted: Instant::now(),
@@ -467,6 +475,27 @@ impl Watcher {
             }
         }
         self.beside_queues(&waiting);
+        self.look_for_unread()
+    }
+
+    /// Looks which requests wait in workers.
+    fn look_for_unread(&mut self) -> Result<(), Error> {
+        let (Protocol::Tcp, Address::Inet(address)) =
+            (self.listener.protocol, self.listener.address)
+        else {
+            return Ok(());
+        };
+        let began = Instant::now();
+        if self.follows || began < self.unread_due {
+            return Ok(());
+        }
+        let unread = diag::unread_at(address)
+            .map_err(kernel("asking the kernel for requests that were not read"))?;
+        let read = self.unread.note(unread).into_iter();
+        let long = Waits::of(read.filter(|us| *us >= SHORT_WAIT_US));
+        self.sampled.unread.add(&long);
+        let now = Instant::now();
+        self.unread_due = now + ((now - began) * WAITING_SHARE).max(UNREAD_EVERY);
         Ok(())
     }
 
@@ -648,7 +677,10 @@ impl Watcher {
         self.waiting_due = Instant::now();
         self.sample_processes()?;
         let last = self.snapshot()?;
-        Ok(self.sum(self.first.clone(), last, self.sampled.clone()))
+        let mut sampled = self.sampled.clone();
+        let still = self.unread.ages().filter(|us| *us >= SHORT_WAIT_US);
+        sampled.unread.add(&Waits::of(still));
+        Ok(self.sum(self.first.clone(), last, sampled))
     }
 
     /// The observations since the start or the last lap, like [`Watcher::watch`]. The next lap begins where this one

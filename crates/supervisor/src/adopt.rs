@@ -120,6 +120,8 @@ pub struct Wanted<'a> {
     pub endpoints: &'a [Endpoint],
     /// The number of slots.
     pub slots: usize,
+    /// So many of them have workers.
+    pub workers: usize,
     /// The command of the workers, and its account.
     pub task: &'a Task,
     /// The backlog asked for.
@@ -139,7 +141,7 @@ impl Wanted<'_> {
     pub fn backlog_of(&self, queue: Queue) -> i32 {
         let queues = match queue {
             Queue::One => 1,
-            Queue::Each => self.slots,
+            Queue::Each => self.workers,
         };
         listen::backlog(self.backlog, queues)
     }

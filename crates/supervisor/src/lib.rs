@@ -23,6 +23,7 @@ mod rest;
 pub mod retirement;
 pub mod roll;
 mod rolling;
+mod scaling;
 pub mod server;
 pub mod settle;
 mod signals;
@@ -62,6 +63,9 @@ pub struct Options {
     pub name: Option<String>,
     /// How many workers, 1 to 256.
     pub workers: usize,
+    /// How many there may be while it runs, up to 256; `None`: twice as many, 32 at most, if there are descriptors for
+    /// them.
+    pub most_workers: Option<usize>,
     /// Where to listen, 1 to 16 addresses.
     pub listen: Vec<Address>,
     /// Which queues the workers have by TCP; `None`: those of workers that still run, else what fits best.
@@ -125,6 +129,10 @@ pub struct Supervisor {
     /// The reserving socket of each address whose listeners are on a private port.
     reserved: Vec<Option<Reserved>>,
     slots: Vec<Slot>,
+    /// The first slots have workers. The others have listeners that do not listen.
+    in_use: usize,
+    /// How many workers there are to be.
+    workers: usize,
     queue: Queue,
     /// Processes that workers which have ended left in their groups.
     remains: Remains,
@@ -164,12 +172,14 @@ impl Supervisor {
             .iter()
             .map(Address::resolve)
             .collect::<Result<_, _>>()?;
+        let (slots, spare) = room(options, descriptor_limit())?;
         let wanted = Wanted {
             endpoints: &wanted,
-            slots: options.workers,
+            slots,
+            workers: options.workers,
             task: &task,
             backlog: options.backlog,
-            spare: starts_first(options, descriptor_limit())?,
+            spare,
             grace: options.grace,
             lookup: options.lookup,
             queue: options.queue,
@@ -187,7 +197,10 @@ impl Supervisor {
             Some(taken) => (taken, true),
             None => (bind_all(&wanted)?, false),
         };
+        let last = slots.iter().rposition(|slot| slot.worker().is_some());
         Ok(Self {
+            in_use: options.workers.max(last.map_or(0, |last| last + 1)),
+            workers: options.workers,
             dir,
             signals,
             endpoints,
@@ -289,9 +302,25 @@ impl Supervisor {
         self.reserved.iter().map(state).collect()
     }
 
-    /// The listeners of each slot, in the order of [`Supervisor::endpoints`].
+    /// How many workers serve; 0 while there are others than there are to be.
+    fn serving(&self) -> usize {
+        let slots = self.slots_in_use().iter();
+        let ready = slots.filter(|slot| slot.worker().is_some_and(|worker| worker.ready));
+        if self.in_use == self.workers {
+            ready.count()
+        } else {
+            0
+        }
+    }
+
+    fn slots_in_use(&self) -> &[Slot] {
+        &self.slots[..self.in_use]
+    }
+
+    /// The listeners of each slot that has a worker, in the order of [`Supervisor::endpoints`].
     pub fn listeners(&self) -> impl ExactSizeIterator<Item = &[OwnedFd]> {
-        self.slots.iter().map(|slot| slot.listeners.as_slice())
+        let slots = self.slots_in_use().iter();
+        slots.map(|slot| slot.listeners.as_slice())
     }
 
     /// Makes the listeners listen, slot by slot. After each slot it calls `listens`, which has connections steered
@@ -408,6 +437,7 @@ fn check(options: &Options) -> Result<Task, Error> {
         spawn::fill(argument, 0, addresses.len()).map_err(Error::Usage)?;
     }
     trampoline::kept_capabilities(&options.keep_caps).map_err(Error::Usage)?;
+    check_most(options)?;
     check_stdin(options)?;
     check_all_named(options)?;
     check_restart(options)?;
@@ -419,6 +449,29 @@ fn check(options: &Options) -> Result<Task, Error> {
         nonblocking: options.nonblocking,
         stdin: options.stdin,
     })
+}
+
+/// Checks that there may be as many workers as there are from the start, and that their number can change.
+fn check_most(options: &Options) -> Result<(), Error> {
+    let (Some(most), workers) = (options.most_workers, options.workers) else {
+        return Ok(());
+    };
+    let why = match () {
+        () if !(workers..=MOST_SLOTS).contains(&most) => {
+            format!("it takes {workers} (as -w) to {MOST_SLOTS}")
+        }
+        () if most > workers && options.restart == Some(Restart::StopFirst) => {
+            "--restart stop-first leaves no room beside the workers; leave one of the two away"
+                .to_owned()
+        }
+        () if most > workers && options.listen.iter().any(Address::is_udp) => {
+            "what waits in a worker's UDP socket would be lost with it; leave it away".to_owned()
+        }
+        () => return Ok(()),
+    };
+    Err(Error::Usage(format!(
+        "--max-workers {most} cannot be: {why}"
+    )))
 }
 
 /// Checks that there is one listener if it is to be the standard input, and that the command does not ask for another
@@ -464,25 +517,40 @@ fn check_restart(options: &Options) -> Result<(), Error> {
     }
 }
 
-/// Whether new workers are to start beside the old ones. If the limit of descriptors is too low for that, they do
-/// not; it is an error only if the user asked for it.
-fn starts_first(options: &Options, limit: Option<u64>) -> Result<bool, Error> {
+/// How many slots there are to be, and whether new workers are to start beside the old ones. If the limit of descriptors
+/// is too low for either, it is left away, and is an error only if the user asked for it.
+fn room(options: &Options, limit: Option<u64>) -> Result<(usize, bool), Error> {
     /// Programs and maps, the log, metrics, and descriptors that are opened for a moment.
     const BESIDES: usize = 96;
+    let workers = options.workers;
     if options.restart == Some(Restart::StopFirst) || options.listen.iter().any(Address::is_udp) {
-        return Ok(false);
+        return Ok((workers, false));
     }
     // For each slot: two listeners an address, the dispatcher's copy of one, and two workers' pidfds.
-    let needed = (options.workers * (3 * options.listen.len() + 2) + BESIDES) as u64;
-    match limit.filter(|limit| *limit < needed) {
-        None => Ok(true),
-        Some(limit) if options.restart.is_some() => Err(Error::FewDescriptors { needed, limit }),
+    let needed = |slots: usize| (slots * (3 * options.listen.len() + 2) + BESIDES) as u64;
+    let lacks = |slots: usize| limit.filter(|limit| *limit < needed(slots));
+    let most = options.most_workers;
+    let slots = match most {
+        Some(most) => most,
+        None => Some(workers.max(USUAL_ROOM.min(2 * workers)))
+            .filter(|slots| lacks(*slots).is_none())
+            .unwrap_or(workers),
+    };
+    match lacks(slots) {
+        None => Ok((slots, true)),
+        Some(limit) if options.restart.is_some() || most.is_some() => {
+            let needed = needed(slots);
+            Err(Error::FewDescriptors { needed, limit })
+        }
         Some(limit) => {
-            report::few_descriptors(needed, limit);
-            Ok(false)
+            report::few_descriptors(needed(slots), limit);
+            Ok((workers, false))
         }
     }
 }
+
+/// So many workers a group may get without having been asked to: the program compares all of these for a choice.
+const USUAL_ROOM: usize = 32;
 
 /// The name of a group with these options.
 ///

@@ -86,6 +86,7 @@ impl Watch<'_> {
             place.set_ready();
             place.seen |= accepting == Some(true);
             self.begin_count(slot);
+            self.changed = true;
             self.steer.drain(slot, false);
         }
     }

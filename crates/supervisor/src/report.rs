@@ -205,6 +205,43 @@ pub fn restart(slot: usize, pid: u32) {
     );
 }
 
+/// Logs that the number of workers changes.
+pub fn scales(now: usize, wanted: usize) {
+    let wanted_ones = counted(wanted as u64, "workers");
+    tracing::info!(
+        event = "scale",
+        before = now,
+        workers = wanted,
+        "{wanted_ones} from now on, instead of {now}"
+    );
+}
+
+/// Logs that a worker is one too many.
+pub fn leaves(slot: usize, pid: u32) {
+    tracing::info!(
+        event = "scale",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) gets no new connections, and ends"
+    );
+}
+
+/// Logs that it does not.
+pub fn not_scaled(signal: Signal, wanted: usize, why: &str) {
+    let wanted_ones = counted(wanted as u64, "workers");
+    tracing::warn!(event = "scale", "{signal}: {wanted_ones} cannot be: {why}");
+}
+
+/// Logs that it stays as it is, though others were asked for at the start.
+pub fn stays(workers: usize, wanted: usize, why: &str) {
+    let ones = counted(workers as u64, "workers");
+    tracing::warn!(
+        event = "scale",
+        workers,
+        "there are {ones}, and {wanted} cannot be: {why}"
+    );
+}
+
 /// Describes how a worker ended, for [`end`] or [`retry`].
 pub fn story(slot: usize, worker: &Worker, ending: Ending, queued: u32) -> String {
     if worker.ended_well(ending) {

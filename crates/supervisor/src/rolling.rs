@@ -20,14 +20,14 @@ impl Watch<'_> {
         if let Ok(now) = NotifyState::monotonic_usec_now() {
             notify(&[NotifyState::Reloading, now]);
         }
-        let all = (0..self.group.slots.len()).collect();
+        let all = (0..self.group.in_use).collect();
         self.roll("SIGHUP", all);
     }
 
     /// After a takeover: replaces workers whose command differs from the present one.
     pub(super) fn replace_outdated(&mut self) {
         let outdated = |slot: &usize| self.worker(*slot).is_some_and(|worker| !worker.current);
-        let slots: Vec<usize> = (0..self.group.slots.len()).filter(outdated).collect();
+        let slots: Vec<usize> = (0..self.group.in_use).filter(outdated).collect();
         if !slots.is_empty() {
             self.roll("the command changed", slots);
         }

@@ -22,6 +22,8 @@ impl Signals {
             Signal::SIGINT,
             Signal::SIGHUP,
             Signal::SIGCHLD,
+            Signal::SIGTTIN,
+            Signal::SIGTTOU,
         ]
         .into_iter()
         .collect();

@@ -297,6 +297,14 @@ impl Slot {
         ended
     }
 
+    /// Its worker, if it has one, retires as after [`Slot::switch`], and no other takes over.
+    pub fn rest(&mut self, grace: Duration) {
+        std::mem::swap(&mut self.listeners, &mut self.spare);
+        self.retiring = Some(Retiring::new(self.vacate(), grace));
+        self.backoff = Backoff::default();
+        self.failed = false;
+    }
+
     /// Closes the listeners for a second worker, if there is none.
     pub fn give_up_spare(&mut self) {
         if self.successor.is_none() && self.retiring.is_none() {

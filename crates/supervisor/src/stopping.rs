@@ -36,7 +36,7 @@ impl Watch<'_> {
             return false;
         };
         let alive = self.group.everyone().count() + self.group.remains.count();
-        let slots = 0..self.group.slots.len();
+        let slots = 0..self.group.in_use;
         let queued: u32 = slots.clone().map(|slot| self.steer.queued(slot)).sum();
         let queued = queued.saturating_add(self.steer.queued_for_all());
         let active = slots.map(|slot| self.steer.active(slot)).sum();

@@ -101,7 +101,7 @@ impl Supervisor {
 impl Watch<'_> {
     fn start(&mut self) -> Result<(), Error> {
         let mut missing = Vec::new();
-        for slot in 0..self.group.slots.len() {
+        for slot in 0..self.group.in_use {
             if let Some(worker) = self.worker(slot) {
                 let pid = worker.process.pid();
                 report::adopted(slot, pid);
@@ -136,6 +136,7 @@ impl Watch<'_> {
             self.mark_ready();
             self.go_on_retiring();
             self.go_on_rolling();
+            self.go_on_scaling();
             self.replace_worn();
             if self.go_on_stopping() {
                 self.group.dir.forget();
@@ -236,6 +237,8 @@ impl Watch<'_> {
         while let Some(signal) = self.group.signals.next().map_err(failed)? {
             match signal {
                 Signal::SIGHUP if self.closing.is_none() => self.begin_rolling(),
+                Signal::SIGTTIN if self.closing.is_none() => self.scale(signal, 1),
+                Signal::SIGTTOU if self.closing.is_none() => self.scale(signal, -1),
                 Signal::SIGTERM | Signal::SIGINT => self.begin_stopping(signal),
                 _ => {}
             }
@@ -247,7 +250,11 @@ impl Watch<'_> {
     pub(super) fn persist(&mut self) {
         self.changed = false;
         match Identity::of(std::process::id()) {
-            Ok(own) => self.group.dir.keep(&self.group.state(own)),
+            Ok(own) => {
+                let fixed = self.fixed().map(str::to_owned);
+                let state = self.group.state(own);
+                self.group.dir.keep(&State { fixed, ..state });
+            }
             Err(source) => tracing::warn!(
                 "{}",
                 Error::System {
@@ -273,6 +280,9 @@ impl Supervisor {
             backlog: self.backlog,
             task: self.task.clone(),
             slots: self.slots.iter().map(|slot| slot.state()).collect(),
+            workers: self.workers,
+            serving: self.serving(),
+            fixed: None,
         }
     }
 }

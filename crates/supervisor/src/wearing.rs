@@ -74,7 +74,7 @@ impl Watch<'_> {
     /// The slots whose workers serve.
     fn serving(&self) -> Vec<usize> {
         let serves = |slot: &usize| self.worker(*slot).is_some_and(|worker| worker.ready);
-        (0..self.group.slots.len()).filter(serves).collect()
+        (0..self.group.in_use).filter(serves).collect()
     }
 
     fn find_worn(&self) -> Option<(usize, Wear)> {

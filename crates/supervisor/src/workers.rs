@@ -180,7 +180,7 @@ impl Watch<'_> {
             return Err(error.into());
         }
         self.group.slots[slot].failed |= !ready;
-        let all_failed = self.group.slots.iter().all(|slot| slot.failed);
+        let all_failed = self.group.slots_in_use().iter().all(|slot| slot.failed);
         if all_failed && !self.announced && !self.group.adopted {
             return Err(Error::EndsAtOnce {
                 command: report::shown(&self.group.task.command),
@@ -206,7 +206,7 @@ impl Watch<'_> {
         }
         let now = Instant::now();
         let is_due = |slot: &usize| matches!(self.group.slots[*slot].phase, Phase::Waiting { until } if until <= now);
-        let due: Vec<usize> = (0..self.group.slots.len()).filter(is_due).collect();
+        let due: Vec<usize> = (0..self.group.in_use).filter(is_due).collect();
         if !due.is_empty() {
             self.restart(&due);
         }
@@ -214,7 +214,7 @@ impl Watch<'_> {
 
     /// Gives connections to workers that have become ready.
     pub(super) fn mark_ready(&mut self) {
-        for slot in 0..self.group.slots.len() {
+        for slot in 0..self.group.in_use {
             for worker in self.group.slots[slot].everyone_mut() {
                 worker.look_whether_begun();
             }
@@ -231,7 +231,7 @@ impl Watch<'_> {
         }
         let all_ready = self
             .group
-            .slots
+            .slots_in_use()
             .iter()
             .all(|slot| slot.worker().is_some_and(|worker| worker.ready));
         if all_ready && !self.announced && self.closing.is_none() {

@@ -110,6 +110,7 @@ fn supervise(notes: Notebook, script: impl FnOnce(&Notebook) + Send + 'static) {
     let options = Options {
         name: Some("steering".to_owned()),
         workers: 2,
+        most_workers: None,
         queue: None,
         listen: vec!["127.0.0.1:0".parse().expect("address")],
         backlog: None,

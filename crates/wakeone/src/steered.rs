@@ -77,6 +77,9 @@ impl Origin {
             attached: self.attached,
             one_queue: false,
             reserved: Vec::new(),
+            workers: 0,
+            serving: 0,
+            fixed: None,
         })
     }
 }

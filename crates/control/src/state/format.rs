@@ -52,6 +52,19 @@ pub struct State {
     /// The private ports of the listeners, if they are on such: one entry for each of `listen`, or none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Option<Reserved>>,
+    /// How many workers there are to be, in the first slots; 0: nobody says.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub workers: usize,
+    /// How many of them serve; 0 while there are others than there are to be.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub serving: usize,
+    /// Why that number cannot change while the supervisor runs, as the end of a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed: Option<String>,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// An address whose listeners are on a private port.
@@ -309,6 +322,10 @@ impl State {
             (
                 (1..=MOST_SLOTS).contains(&self.slots.len()),
                 "its number of slots is impossible",
+            ),
+            (
+                self.serving <= self.workers && self.workers <= self.slots.len(),
+                "its number of workers is impossible",
             ),
             (self.backlog >= 0, "its backlog is negative"),
             (

@@ -29,7 +29,7 @@ pub enum Which {
     /// Connections that may still concern a server: every state but LISTEN, SYN_RECV, TIME_WAIT and CLOSE.
     Open,
     /// Connections that may wait in an accept queue, with TFO before their handshake has ended. Those without an inode
-    /// do wait.
+    /// do wait, and the others may have data that nobody has read.
     Waiting,
 }
 
@@ -49,6 +49,8 @@ pub struct Entry {
     /// Time since it last sent data, or since it was made where it sent none, in ms. Known of [`Which::Waiting`] only:
     /// a connection that was not accepted yet has sent nothing.
     pub silent_ms: Option<u32>,
+    /// Time since data came last, in ms. Known of [`Which::Waiting`] only.
+    pub came_ms: Option<u32>,
     /// The cgroup2 that it was made in: the inode of that folder. Kernels before 5.9 do not tell.
     pub cgroup: Option<u64>,
 }
@@ -149,6 +151,22 @@ pub fn waits_at(listener: SocketAddr) -> io::Result<Vec<u64>> {
         .filter(|one| one.socket.inode == 0 && one.state != STATE_SYN_RECV)
         .filter(|one| any || one.local.ip() == listener.ip())
         .filter_map(|one| Some(u64::from(one.silent_ms?) * 1000))
+        .collect())
+}
+
+/// Returns the accepted connections of a listener's address whose data nobody has read, by inode. With each, how long the
+/// newest of it has been there, in µs, as exact as the kernel's tick.
+///
+/// # Errors
+/// As [`sockets`].
+pub fn unread_at(listener: SocketAddr) -> io::Result<Vec<(u64, u64)>> {
+    let any = listener.ip().is_unspecified();
+    let open = sockets_at(Protocol::Tcp, Which::Waiting, listener)?;
+    Ok(open
+        .iter()
+        .filter(|one| one.socket.inode != 0 && one.is_established() && one.socket.queued > 0)
+        .filter(|one| any || one.local.ip() == listener.ip())
+        .filter_map(|one| Some((one.socket.inode, u64::from(one.came_ms?) * 1000)))
         .collect())
 }
 
@@ -263,12 +281,15 @@ fn message(
     bytes
 }
 
-/// That field of struct tcp_info (include/uapi/linux/tcp.h), whose first 104 bytes are the same since Linux 2.6.
-fn last_data_sent(info: &[u8]) -> Option<u32> {
-    const AT: usize = 44;
-    let bytes = info.get(AT..AT + 4)?;
+/// A field of struct tcp_info (include/uapi/linux/tcp.h), whose first 104 bytes are the same since Linux 2.6.
+fn field(info: &[u8], at: usize) -> Option<u32> {
+    let bytes = info.get(at..at + 4)?;
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
+
+/// The places of tcpi_last_data_sent and tcpi_last_data_recv.
+const LAST_DATA_SENT: usize = 44;
+const LAST_DATA_RECEIVED: usize = 52;
 
 /// A socket of an answer.
 pub(super) fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
@@ -277,10 +298,12 @@ pub(super) fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
         Nla::MemInfo(memory) => Some(memory),
         _ => None,
     });
-    let silent_ms = response.nlas.iter().find_map(|nla| match nla {
-        Nla::TcpInfo(info) => last_data_sent(info),
-        _ => None,
-    });
+    let info = |at| {
+        response.nlas.iter().find_map(|nla| match nla {
+            Nla::TcpInfo(info) => field(info, at),
+            _ => None,
+        })
+    };
     let cgroup = response.nlas.iter().find_map(|nla| match nla {
         Nla::Other(other) if other.kind() == INET_DIAG_CGROUP_ID => {
             let mut bytes = [0; 8];
@@ -290,7 +313,8 @@ pub(super) fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
         _ => None,
     });
     Entry {
-        silent_ms,
+        silent_ms: info(LAST_DATA_SENT),
+        came_ms: info(LAST_DATA_RECEIVED),
         cgroup,
         local: SocketAddr::new(id.source_address, id.source_port),
         peer: SocketAddr::new(id.destination_address, id.destination_port),
@@ -369,6 +393,26 @@ mod tests {
         assert!((120_000..=at_most).contains(&waits[1]), "{waits:?}");
         let _accepted = listener.accept().expect("accepts");
         assert_eq!(waits_at(local).expect("dump").len(), 1);
+    }
+
+    #[test]
+    fn how_long_data_is_unread_is_known_until_it_is_read() {
+        use std::io::{Read as _, Write as _};
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let local = listener.local_addr().expect("address");
+        let mut client = TcpStream::connect(local).expect("connects");
+        client.write_all(b"GET").expect("sends");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(unread_at(local).expect("dump"), [], "it was not accepted");
+        let (mut accepted, _) = listener.accept().expect("accepts");
+        let unread = unread_at(local).expect("dump");
+        let inode = rustix::fs::fstat(&accepted).expect("stat").st_ino;
+        assert!(
+            matches!(unread[..], [(of, us)] if of == inode && (40_000..10_000_000).contains(&us)),
+            "{unread:?}"
+        );
+        accepted.read_exact(&mut [0; 3]).expect("reads");
+        assert_eq!(unread_at(local).expect("dump"), []);
     }
 
     #[test]

@@ -357,6 +357,30 @@ fn workers_are_busy_where_connections_wait_long_and_nothing_else_tells_why() {
 }
 
 #[test]
+fn requests_that_nobody_reads_are_told_where_nothing_else_tells_why() {
+    let unread =
+        |us: u64, times: usize| found(own(), |w| w.sampled.unread = waits(&[us].repeat(times)));
+    // A hundredth of a thousand connections.
+    assert_eq!(unread(200_000, 10), ["waits-inside"]);
+    assert_eq!(unread(200_000, 9), NONE);
+    assert_eq!(unread(90_000, 100), NONE);
+    let few = |times: usize| {
+        found(own(), |w| {
+            take(w, [10, 10, 10, 10]);
+            w.sampled.unread = waits(&[200_000].repeat(times));
+        })
+    };
+    assert_eq!(few(5), ["waits-inside"]);
+    assert_eq!(few(4), NONE);
+    // They wait because of that.
+    let stuck = found(own(), |w| {
+        hang(w);
+        w.sampled.unread = waits(&[200_000].repeat(100));
+    });
+    assert_eq!(stuck, ["stuck-worker"]);
+}
+
+#[test]
 fn a_connection_that_waits_for_a_second_is_told_without_tracing_too() {
     let waits_for = |us| {
         move |w: &mut Watch| {

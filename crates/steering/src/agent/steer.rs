@@ -9,9 +9,15 @@ use wakeone_model::judge::WorkerState;
 
 use super::Agent;
 use super::state::lock;
-use crate::slot_sockets::duplicate;
+use crate::dispatcher::Dispatcher;
 use wakeone_control::privileges::FOR_THE_END;
 use wakeone_control::steer::{Steer, SteerEvent};
+
+/// Copies of a slot's listeners, one for each address.
+fn copies(listeners: &[OwnedFd]) -> Result<Vec<OwnedFd>, String> {
+    let copies: std::io::Result<_> = listeners.iter().map(OwnedFd::try_clone).collect();
+    copies.map_err(|error| error.to_string())
+}
 
 impl Steer for Agent {
     fn worker_up(&mut self, slot: usize, pid: u32) {
@@ -69,11 +75,10 @@ impl Steer for Agent {
     }
 
     fn replace(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
-        let copies = duplicate(std::iter::once(listeners.iter().collect()));
-        let copies = copies.map_err(|error| error.to_string())?;
+        let copies = copies(listeners)?;
         let mut core = lock(&self.core);
         core.dispatcher
-            .replace(slot, copies.into_iter().flatten().collect())
+            .replace(slot, copies)
             .map_err(|error| error.to_string())?;
         let place = core.dispatcher.table().slot(slot);
         place.pid().store(pid, Relaxed);
@@ -92,6 +97,16 @@ impl Steer for Agent {
         // A group at rest waits on its old listeners.
         self.stir();
         Ok(())
+    }
+
+    fn add(&mut self, _slot: usize, listeners: &[OwnedFd]) -> Result<(), String> {
+        let copies = copies(listeners)?;
+        let added = self.with_dispatcher(|dispatcher| dispatcher.add(copies));
+        added.map_err(|error| error.to_string())
+    }
+
+    fn remove(&mut self, _slot: usize) {
+        self.with_dispatcher(Dispatcher::remove_last);
     }
 
     fn close(&mut self) {

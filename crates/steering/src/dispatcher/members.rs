@@ -71,18 +71,8 @@ impl Dispatcher {
 
     fn try_join(&mut self, cookie: u64, remote: RemoteFd) -> Result<usize, bpf::Error> {
         let was_known = self.pinned.slot_of(cookie).is_some();
-        let slot = self.place(cookie, remote).ok_or_else(|| bpf::Error {
-            step: format!("finding a slot beside the {} there are", table::MAX_SLOTS),
-            source: std::io::ErrorKind::QuotaExceeded.into(),
-        })?;
-        // Set before the program may choose it.
-        let place = self.table().slot(slot);
-        if place.weight().load(Relaxed) == 0 {
-            place.weight().store(1, Relaxed);
-        }
-        let slots = self.table().slots();
-        slots.fetch_max(self.sockets.len() as u32, Relaxed);
-        let admitted = self.admit(slot);
+        let slot = self.place(cookie, remote).ok_or_else(no_slot)?;
+        let admitted = self.enter(slot);
         if admitted.is_err() {
             self.vacate(slot);
             if !was_known {
@@ -91,6 +81,50 @@ impl Dispatcher {
         }
         self.settle_emptied();
         admitted.map(|()| slot)
+    }
+
+    /// Takes a slot with its listeners into the table.
+    fn enter(&mut self, slot: usize) -> Result<(), bpf::Error> {
+        // Set before the program may choose it.
+        let place = self.table().slot(slot);
+        if place.weight().load(Relaxed) == 0 {
+            place.weight().store(1, Relaxed);
+        }
+        let slots = self.table().slots();
+        slots.fetch_max(self.sockets.len() as u32, Relaxed);
+        self.admit(slot)
+    }
+
+    /// Has one slot more, the last, with listeners of our own, one for each address. They do not listen yet, and the
+    /// program chooses them from [`Dispatcher::raise`] on.
+    ///
+    /// # Errors
+    /// There is no slot left, or the kernel's answer.
+    pub fn add(&mut self, listeners: Vec<OwnedFd>) -> Result<(), bpf::Error> {
+        let slot = self.sockets.len();
+        if slot >= table::MAX_SLOTS {
+            return Err(no_slot());
+        }
+        if self.is_full() {
+            self.forget_gone();
+        }
+        self.sockets.push(SlotSockets::Held(listeners));
+        let added = self.enter(slot);
+        if added.is_err() {
+            self.remove_last();
+        }
+        self.settle_emptied();
+        added
+    }
+
+    /// Gives up the last slot. Connections that wait in its listeners stay there.
+    pub fn remove_last(&mut self) {
+        let last = self.sockets.len().saturating_sub(1);
+        self.leave(last);
+        self.sockets.truncate(last);
+        self.unsettled.remove(&last);
+        self.table().slots().store(last as u32, Relaxed);
+        self.table().publish();
     }
 
     /// Has the program choose other listeners of our own for a slot, one for each address. They listen already.
@@ -196,6 +230,13 @@ impl Dispatcher {
     /// Changes the process that lends a slot's listener: another one may hold it when the first one ends.
     pub fn lend(&mut self, slot: usize, remote: RemoteFd) {
         self.sockets[slot] = SlotSockets::of(remote);
+    }
+}
+
+fn no_slot() -> bpf::Error {
+    bpf::Error {
+        step: format!("finding a slot beside the {} there are", table::MAX_SLOTS),
+        source: std::io::ErrorKind::QuotaExceeded.into(),
     }
 }
 

@@ -104,6 +104,17 @@ impl Steer for OneQueue {
         Ok(())
     }
 
+    fn add(&mut self, slot: usize, _listeners: &[OwnedFd]) -> Result<(), String> {
+        self.pids.resize(slot + 1, None);
+        Ok(())
+    }
+
+    /// Its worker is woken no more.
+    fn remove(&mut self, slot: usize) {
+        self.pids.truncate(slot);
+        self.group.set_slots(Slots::Given(self.pids.clone()));
+    }
+
     fn queued(&self, _slot: usize) -> u32 {
         0
     }

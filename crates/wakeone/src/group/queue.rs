@@ -31,6 +31,7 @@ pub(super) fn may_share(options: &Options, config: &SteeringConfig) -> bool {
 
 /// Why the workers need a queue each, as the end of a sentence.
 fn why_each(options: &Options, config: &SteeringConfig) -> Option<String> {
+    let most = options.workers.max(options.most_workers.unwrap_or(0));
     let tcp = options.listen.iter().filter(|one| !one.is_udp()).count();
     let needs = |what: &str| {
         Some(format!(
@@ -41,9 +42,8 @@ fn why_each(options: &Options, config: &SteeringConfig) -> Option<String> {
         () if !Protocols::of(options).tcp => {
             Some("it is for connections, and every -l is a udp:// address; leave it away".into())
         }
-        () if tcp * options.workers > MOST => Some(format!(
-            "{} workers that wait for {tcp} listeners each are more than {MOST} waits; leave some of either away",
-            options.workers
+        () if tcp * most > MOST => Some(format!(
+            "{most} workers that wait for {tcp} listeners each are more than {MOST} waits; leave some of either away",
         )),
         () if options.lookup => needs("--lookup"),
         () if options.refuse => needs("--refuse"),

@@ -11,6 +11,7 @@ const MAY_BE: [(&str, &[&str]); 4] = [
             "stuck-worker",
             "blind-hash",
             "workers-busy",
+            "waits-inside",
             "long-waits",
             "lifo-imbalance",
         ],
@@ -19,6 +20,7 @@ const MAY_BE: [(&str, &[&str]); 4] = [
         "overloaded",
         &[
             "workers-busy",
+            "waits-inside",
             "cpu-missing",
             "blind-hash",
             "stuck-worker",
