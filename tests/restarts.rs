@@ -58,9 +58,10 @@ impl Drop for Tmpfs {
 fn written(ground: &Ground) -> Vec<Option<u64>> {
     let text = std::fs::read(ground.runtime().join("web/state.json")).expect("state");
     let state: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
-    let slots = state["slots"].as_array().expect("slots");
+    let slots = state["slots"].as_array().expect("slots").iter();
+    let workers = state["workers"].as_u64().expect("workers") as usize;
     slots
-        .iter()
+        .take(workers)
         .map(|slot| slot["worker"]["pid"].as_u64())
         .collect()
 }

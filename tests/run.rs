@@ -563,8 +563,7 @@ fn a_second_supervisor_of_a_name_is_refused_and_told_who_has_it() {
     let ground = Ground::new();
     let mut run = ground.whoami(&["-w", "1", "-l", ANY, "--name", "web"]);
     run.ready();
-    let fewer = ["-w", "1", "--max-workers", "1", "-l", ANY, "--name", "web"];
-    let (code, line) = ground.refused(&fewer, &["sleep", "60"]);
+    let (code, line) = ground.refused(&["-w", "1", "-l", ANY, "--name", "web"], &["sleep", "60"]);
     assert!(
         code == 1
             && line.contains(&format!(
@@ -671,7 +670,8 @@ fn a_takeover_that_asks_for_something_else_is_refused_and_touches_nobody() {
         code == 1 && line.contains(&format!("still serve {address} (pids {pids})")),
         "{line}"
     );
-    let (code, line) = ground.refused(&["-w", "1", "-l", ANY, "--name", "web"], &["sleep", "60"]);
+    let fewer = ["-w", "1", "--max-workers", "1", "-l", ANY, "--name", "web"];
+    let (code, line) = ground.refused(&fewer, &["sleep", "60"]);
     assert!(
         code == 1 && line.contains("start with -w 2 or more"),
         "{line}"

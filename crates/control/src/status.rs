@@ -358,7 +358,11 @@ fn one_slot(
 
 /// Returns the slots of a group without a program, with their workers.
 fn unsteered_slots(state: &State) -> Vec<Slot> {
+    // The last ones may be room for more workers.
+    let used = state.slots.iter().rposition(|slot| slot.worker.is_some());
+    let used = state.workers.max(used.map_or(0, |last| last + 1));
     let slots = state.slots.iter().enumerate();
+    let slots = slots.take(if state.workers == 0 { usize::MAX } else { used });
     let living = |slot: &state::SlotRecord| slot.worker.filter(Identity::lives);
     let slot = |(number, slot): (usize, &state::SlotRecord)| Slot {
         slot: number,

@@ -84,7 +84,7 @@ pub struct Watcher {
     /// How long the waiting connections have waited, and when to look for that again.
     waiting: Waits,
     waiting_due: Instant,
-    /// What workers have accepted and not read, and when to look for that again.
+    /// The requests that workers have accepted and not read, and when to look for them again.
     unread: Unread,
     unread_due: Instant,
     reuseport: Option<bool>,
