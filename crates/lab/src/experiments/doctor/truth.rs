@@ -14,6 +14,7 @@ const MAY_BE: [(&str, &[&str]); 4] = [
             "waits-inside",
             "long-waits",
             "lifo-imbalance",
+            "group-of-one",
         ],
     ),
     (
@@ -28,6 +29,7 @@ const MAY_BE: [(&str, &[&str]); 4] = [
             "backlog-too-small",
             "long-waits",
             "lifo-imbalance",
+            "group-of-one",
         ],
     ),
     ("kept", &["lifo-imbalance", "group-of-one"]),
