@@ -246,7 +246,8 @@ fn connections_that_their_clients_have_closed_are_no_load() {
     kept.retain(|one| !left.iter().any(|pid| one.worker == pid.to_string()));
     // The last correction comes when nothing has changed for a second.
     std::thread::sleep(Duration::from_secs(2));
-    let (more, _) = keep(address(), 24, Duration::from_millis(8));
+    // More than two a worker while the steerer stands still would be a burst, for which all are armed.
+    let (more, _) = keep(address(), 24, Duration::from_millis(25));
     let of_left = |one: &&Kept| left.iter().any(|pid| one.worker == pid.to_string());
     let theirs = more.iter().filter(of_left).count();
     assert!(theirs >= 18, "{theirs} of 24");
