@@ -466,4 +466,12 @@ impl Clients {
             .collect();
         (self.answers.load(Ordering::Relaxed), failures)
     }
+
+    /// Ends them, and checks that there were answers and no failures.
+    #[track_caller]
+    pub fn lost_nothing(self) {
+        let (answers, failures) = self.stop();
+        assert!(answers > 0);
+        assert_eq!(failures, Vec::<String>::new());
+    }
 }

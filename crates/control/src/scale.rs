@@ -36,15 +36,12 @@ pub enum ScaleError {
 /// # Errors
 /// See [`ScaleError`].
 pub fn scale(paths: &Paths, name: &str, workers: usize) -> Result<usize, ScaleError> {
-    let before = scalable(paths, name, workers)?.workers;
-    let mut now = before;
-    while now != workers {
-        let state = scalable(paths, name, workers)?;
-        now = state.workers;
-        let signal = match now.cmp(&workers) {
-            std::cmp::Ordering::Less => Signal::TTIN,
-            std::cmp::Ordering::Greater => Signal::TTOU,
-            std::cmp::Ordering::Equal => break,
+    let mut state = scalable(paths, name, workers)?;
+    let before = state.workers;
+    while state.workers != workers {
+        let signal = match state.workers < workers {
+            true => Signal::TTIN,
+            false => Signal::TTOU,
         };
         let pid = state.supervisor.pid;
         let process = Pid::from_raw(pid.cast_signed()).ok_or(rustix::io::Errno::SRCH);
@@ -54,7 +51,7 @@ pub fn scale(paths: &Paths, name: &str, workers: usize) -> Result<usize, ScaleEr
             pid,
             source: errno.into(),
         })?;
-        now = answered(paths, name, workers, now)?;
+        state = answered(paths, name, workers, state.workers)?;
     }
     Ok(before)
 }
@@ -67,13 +64,13 @@ pub fn serving(paths: &Paths, name: &str) -> Result<usize, ScaleError> {
     Ok(state_of(paths, name)?.serving)
 }
 
-/// Waits until there are to be another number of workers than so many. Returns which.
-fn answered(paths: &Paths, name: &str, workers: usize, was: usize) -> Result<usize, ScaleError> {
+/// Waits until there are to be another number of workers than so many. Returns the state then.
+fn answered(paths: &Paths, name: &str, workers: usize, was: usize) -> Result<State, ScaleError> {
     let until = Instant::now() + ANSWERS;
     loop {
-        let now = scalable(paths, name, workers)?.workers;
-        if now != was {
-            return Ok(now);
+        let state = scalable(paths, name, workers)?;
+        if state.workers != was {
+            return Ok(state);
         }
         if Instant::now() >= until {
             let why = "its supervisor does not answer; its log may say why";

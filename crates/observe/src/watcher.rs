@@ -42,7 +42,7 @@ const MOST_SIGHTINGS: usize = 60;
 const CONNECTIONS_SHARE: u32 = 200;
 /// The same for finding the connections that wait, which is done only while there are some.
 const WAITING_SHARE: u32 = 50;
-/// How often to look for requests that were not read.
+/// How often to look for requests that were not read, in the same part of the time: that is done always.
 const UNREAD_EVERY: Duration = Duration::from_millis(40);
 /// The number of recent samples from which it is decided which worker serves which socket.
 const LATELY: usize = 4;
@@ -495,7 +495,7 @@ impl Watcher {
         let long = Waits::of(read.filter(|us| *us >= SHORT_WAIT_US));
         self.sampled.unread.add(&long);
         let now = Instant::now();
-        self.unread_due = now + ((now - began) * WAITING_SHARE).max(UNREAD_EVERY);
+        self.unread_due = now + ((now - began) * CONNECTIONS_SHARE).max(UNREAD_EVERY);
         Ok(())
     }
 

@@ -127,6 +127,14 @@ impl SlotSockets {
     }
 }
 
+/// Duplicates the listeners of a slot as descriptors of our own.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn copies<'a>(listeners: impl IntoIterator<Item = &'a OwnedFd>) -> io::Result<Vec<OwnedFd>> {
+    listeners.into_iter().map(OwnedFd::try_clone).collect()
+}
+
 /// Duplicates listeners, by slot, then by address, as descriptors of our own.
 ///
 /// # Errors
@@ -134,7 +142,5 @@ impl SlotSockets {
 pub fn duplicate<'a>(
     listeners: impl Iterator<Item = Vec<&'a OwnedFd>>,
 ) -> std::io::Result<Vec<Vec<OwnedFd>>> {
-    listeners
-        .map(|slot| slot.into_iter().map(OwnedFd::try_clone).collect())
-        .collect()
+    listeners.map(copies).collect()
 }

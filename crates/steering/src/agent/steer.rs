@@ -10,14 +10,9 @@ use wakeone_model::judge::WorkerState;
 use super::Agent;
 use super::state::lock;
 use crate::dispatcher::Dispatcher;
+use crate::slot_sockets::copies;
 use wakeone_control::privileges::FOR_THE_END;
 use wakeone_control::steer::{Steer, SteerEvent};
-
-/// Copies of a slot's listeners, one for each address.
-fn copies(listeners: &[OwnedFd]) -> Result<Vec<OwnedFd>, String> {
-    let copies: std::io::Result<_> = listeners.iter().map(OwnedFd::try_clone).collect();
-    copies.map_err(|error| error.to_string())
-}
 
 impl Steer for Agent {
     fn worker_up(&mut self, slot: usize, pid: u32) {
@@ -75,7 +70,7 @@ impl Steer for Agent {
     }
 
     fn replace(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
-        let copies = copies(listeners)?;
+        let copies = copies(listeners).map_err(|error| error.to_string())?;
         let mut core = lock(&self.core);
         core.dispatcher
             .replace(slot, copies)
@@ -100,7 +95,7 @@ impl Steer for Agent {
     }
 
     fn add(&mut self, _slot: usize, listeners: &[OwnedFd]) -> Result<(), String> {
-        let copies = copies(listeners)?;
+        let copies = copies(listeners).map_err(|error| error.to_string())?;
         let added = self.with_dispatcher(|dispatcher| dispatcher.add(copies));
         added.map_err(|error| error.to_string())
     }
