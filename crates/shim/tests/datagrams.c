@@ -43,11 +43,11 @@ static int receive(struct sockaddr_in *from)
 	else
 		got = recvfrom(server, &number, sizeof(number), 0, (struct sockaddr *)from, &length);
 	if (got != sizeof(number)) {
-		printf("%s gave %ld: %s\n", call, got, strerror(errno));
+		fprintf(stderr, "%s gave %ld: %s\n", call, got, strerror(errno));
 		_exit(1);
 	}
 	if (from->sin_port == 0 && strcmp(call, "recv") && strcmp(call, "read")) {
-		printf("from nowhere\n");
+		fprintf(stderr, "from nowhere\n");
 		_exit(1);
 	}
 	return number;
@@ -111,7 +111,7 @@ int main(int number, char **arguments)
 			/* Orphaned datagrams may wait until a reader's next datagram wakes it: clients ask again. */
 			usleep(100);
 			if (++stuck > 50000) {
-				printf("%d sent, %d received, %d ended\n", sent, atomic_load(&received), ended);
+				fprintf(stderr, "%d sent, %d received, %d ended\n", sent, atomic_load(&received), ended);
 				return 1;
 			}
 			if (atomic_load(&finished) == ended)
@@ -138,14 +138,14 @@ int main(int number, char **arguments)
 		lost += seen[i] == 0;
 		twice += seen[i] > 1;
 	}
-	printf("%d received, %d lost, %d twice, %d threads ended\n", atomic_load(&received), lost, twice, ended);
+	fprintf(stderr, "%d received, %d lost, %d twice, %d threads ended\n", atomic_load(&received), lost, twice, ended);
 	/* All threads end: each datagram wakes one, whichever queue it is put into. */
 	for (int i = 0; i < 5000 && atomic_load(&finished) < ended + THREADS; i++) {
 		sendto(clients[i % CLIENTS], &stop, sizeof(stop), 0, (struct sockaddr *)&address, sizeof(address));
 		usleep(1000);
 	}
 	if (atomic_load(&finished) < ended + THREADS) {
-		printf("%d of %d threads ended\n", atomic_load(&finished), ended + THREADS);
+		fprintf(stderr, "%d of %d threads ended\n", atomic_load(&finished), ended + THREADS);
 		return 1;
 	}
 	usleep(50000);
@@ -153,7 +153,7 @@ int main(int number, char **arguments)
 	for (int i = 0; i < CLIENTS; i++)
 		close(clients[i]);
 	if (open_now() != before) {
-		printf("%d descriptors are left\n", open_now() - before);
+		fprintf(stderr, "%d descriptors are left\n", open_now() - before);
 		return 1;
 	}
 	return lost || twice;

@@ -29,8 +29,8 @@ const MOST: usize = 256;
 /// asks under a lock. One more may still be open here that its process gave up, or that a former process of the same id
 /// had.
 const MOST_OF_ONE: usize = 8;
-/// A conversation that takes longer is ended.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// A conversation that takes longer is ended. The library waits less.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// A conversation without any question after this time is ended once half of the room is taken. Once all of it is, so
 /// is any conversation of the user that has the most.
 const SILENCE: Duration = Duration::from_millis(100);

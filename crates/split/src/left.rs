@@ -18,8 +18,9 @@ const WAKE_EVERY: Duration = Duration::from_millis(2);
 const WAKES: u32 = 8;
 /// How long a process that was handed a queue is not handed it again.
 const HAS_IT: Duration = Duration::from_millis(100);
-/// A wake that nobody asked about by then was lost: the next empty datagram is a client's.
-const FORGOTTEN: Duration = Duration::from_secs(1);
+/// A wake that nobody asked about by then was lost: the next empty datagram is a client's. A wake may wait in the queue of
+/// a worker that is stuck, and no server is to see it.
+const FORGOTTEN: Duration = Duration::from_secs(60);
 /// If nobody asked about the last wake by then, it was lost or its reader is busy, and another is sent.
 const AGAIN: Duration = Duration::from_millis(100);
 

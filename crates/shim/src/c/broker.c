@@ -22,7 +22,8 @@
 #define TOKEN_BYTES 16
 #define NAME_BYTES 64
 /* An answer that takes longer counts as none: the process goes on as without us. */
-#define PATIENCE_MS 5000
+/* The first question waits until the kernel has checked a program: seconds where CPUs are slow or shared. */
+#define PATIENCE_MS 20000
 /* Signals are blocked while we wait for an answer, but a pending one ends the wait after this time. */
 #define SIGNAL_PATIENCE_MS 50
 

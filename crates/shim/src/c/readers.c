@@ -42,6 +42,8 @@
 /* Clients may send empty datagrams too: after this many in a tenth of a second, the broker is not asked. */
 #define MOST_ASKED 20
 #define ASKED_NS 100000000
+/* A thread that ends waits so long for others that ask: nobody would read what it leaves. */
+#define TO_LEAVE_MS 600000
 /* By then, datagrams that the kernel was about to put into a queue when it was given back have arrived. */
 #define SETTLED_NS 50000000
 
@@ -206,7 +208,7 @@ static void ended(void *unused)
 {
 	(void)unused;
 	int before = errno, self = thread_id();
-	if (split_active() && split_lock()) {
+	if (split_active() && split_lock_within(TO_LEAVE_MS)) {
 		for (int i = 0; i < MOST_READERS; i++) {
 			struct reader *reader = &readers[i];
 			int role = atomic_load(&reader->role);

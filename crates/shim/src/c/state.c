@@ -139,10 +139,10 @@ static void set_mask(uint64_t set, uint64_t *before)
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &set, before, sizeof(set));
 }
 
-bool split_lock(void)
+bool split_lock_within(int64_t patience_ms)
 {
 	int self = syscall(SYS_gettid);
-	int64_t until = now_ms() + 10000;
+	int64_t until = now_ms() + patience_ms;
 	for (;;) {
 		uint64_t before = 0;
 		set_mask(~FAULTS, &before);
@@ -156,6 +156,11 @@ bool split_lock(void)
 			return false;
 		nap();
 	}
+}
+
+bool split_lock(void)
+{
+	return split_lock_within(30000);
 }
 
 void split_unlock(void)
