@@ -294,9 +294,20 @@ fn whoever_comes_next_repairs_after_agent_and_guardian_were_killed() {
         let before = sharing.entries();
         sharing.attach();
         let (agent, guardian) = (sharing.agent(), sharing.guardian());
-        let kept = sharing.until_one_is_disarmed();
-        // The guardian would act at once.
-        support::halt(guardian);
+        let mut kept = Vec::new();
+        eventually("both stand still while one is disarmed", || {
+            kept.extend(sharing.until_one_is_disarmed());
+            // The guardian would act at once.
+            support::halt(guardian);
+            support::halt(agent);
+            let still = sharing.disarmed() > 0;
+            if !still {
+                for one in [agent, guardian] {
+                    signal(one, Signal::CONT);
+                }
+            }
+            still
+        });
         signal(agent, Signal::KILL);
         eventually("the agent is gone", || !runs(agent));
         signal(guardian, Signal::KILL);
