@@ -30,6 +30,7 @@ fn main() {
         "locks.h",
         "locks.bpf.c",
         "lookup.bpf.c",
+        "join.bpf.c",
         "bursts.h",
         "bursts.bpf.c",
     ] {
@@ -38,7 +39,8 @@ fn main() {
     println!("cargo:rerun-if-changed=src/policy_native.c");
 
     for object in [
-        "dispatch", "datagram", "lookup", "observe", "recount", "chooser", "locks", "bursts",
+        "dispatch", "datagram", "lookup", "join", "observe", "recount", "chooser", "locks",
+        "bursts",
     ] {
         compile(&bpf, object, &arch_headers, &out);
     }
@@ -120,7 +122,7 @@ fn constants(headers: &[PathBuf]) -> String {
 /// Tells the pinned programs of one build from those of another.
 fn identity(out: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
-    for object in ["dispatch", "datagram", "lookup"] {
+    for object in ["dispatch", "datagram", "lookup", "join"] {
         let path = out.join(format!("{object}.bpf.o"));
         let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         hasher.write(&bytes);

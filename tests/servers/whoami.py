@@ -1,6 +1,7 @@
 """A server for the tests of `wakeone run`: one request a connection, answered with what this worker is.
 
     whoami.py [--deaf] [FD…]      serves these descriptors, or those of LISTEN_FDS
+    whoami.py --at HOST:PORT      opens a listener of its own
 
 `/slow?ms=N` answers at once and sends the body after N ms; `/spin?ms=N` is busy all that time; `/keep?mib=N` keeps so much
 memory. SIGTERM: the request in hand is finished, no other is accepted; with --deaf it is ignored.
@@ -40,8 +41,14 @@ def about(fds):
 
 def main():
     me = about(descriptors())
+    if "--at" in sys.argv:
+        host, port = sys.argv[sys.argv.index("--at") + 1].rsplit(":", 1)
+        return serve(me, [socket.create_server((host, int(port)), backlog=512)])
     numbers = [int(arg) for arg in sys.argv[1:] if arg.isdigit()] or range(3, 3 + int(os.environ["LISTEN_FDS"]))
-    listeners = [socket.socket(fileno=number) for number in numbers]
+    serve(me, [socket.socket(fileno=number) for number in numbers])
+
+
+def serve(me, listeners):
     kept = []
     wake, stop = socket.socketpair()
     stop.setblocking(False)

@@ -13,6 +13,7 @@ pub mod datagram;
 mod dispatch;
 pub mod error;
 pub mod group;
+mod join;
 pub mod load;
 pub mod locks;
 pub mod lookup;

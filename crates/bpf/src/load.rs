@@ -12,10 +12,10 @@ use libbpf_rs::MapType;
 use wakeone_kernel::capability::Capability;
 
 use crate::error::Error;
-use crate::lookup;
 use crate::object::{program_name, take_message};
 use crate::pinned::{BUILD, Pinned, remove_pins};
 use crate::{datagram, dispatch};
+use crate::{join, lookup};
 use wakeone_kernel::capability;
 use wakeone_kernel::socket::private::Place;
 
@@ -34,6 +34,8 @@ pub struct LoadPlan<'a> {
     pub datagrams: bool,
     /// The public address and the private port of each address, where the listeners are on private ports; else empty.
     pub lookup: &'a [Place],
+    /// The ports that the workers, which run in `cgroup`, bind themselves and share; else empty.
+    pub joins: &'a [u16],
 }
 
 /// A loaded group, and the features it was planned with and does not have.
@@ -73,6 +75,7 @@ pub fn load(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     let mut loading = load_selection(plan, &temporary.0)?;
     loading.count();
     loading.look_up()?;
+    loading.join()?;
     let missing = loading.missing;
     fs::rename(&temporary.0, plan.dir).map_err(Error::at(format!(
         "renaming the pins to {}",
@@ -166,6 +169,18 @@ impl Loading<'_> {
             lookup::attach(self.dir, address, place, self.plan.cgroup)?;
         }
         Ok(())
+    }
+
+    /// Has the workers' own listeners join the groups.
+    fn join(&self) -> Result<(), Error> {
+        match (self.plan.joins, self.plan.cgroup) {
+            ([], _) => Ok(()),
+            (ports, Some(cgroup)) => join::attach(self.dir, ports, cgroup),
+            (_, None) => Err(Error {
+                step: "having the workers share an address".into(),
+                source: std::io::Error::other("that takes a cgroup2 that they run in"),
+            }),
+        }
     }
 
     fn lack(&mut self, feature: Feature, why: String) {

@@ -9,12 +9,12 @@ use libbpf_rs::{Link, MapHandle};
 use crate::dispatch::{COUNT, COUNT_LINK, with_counting};
 use crate::error::{Error, bpf_step};
 use crate::load::{Temporary, load_selection};
-use crate::lookup;
 use crate::notices::NOTICES;
 use crate::object::program_name;
 use crate::pinned::{BUILD, Pinned};
 use crate::recount::RELEASE_LINK;
 use crate::{LoadPlan, Loaded};
+use crate::{join, lookup};
 
 /// Loads the programs of a pinned group anew, on its maps, and pins them in place of the old ones. The counting program is
 /// replaced within its link, so no connection goes uncounted. The caller attaches the selection programs: until then the
@@ -36,6 +36,9 @@ pub fn replace(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     }
     for (address, place) in plan.lookup.iter().enumerate() {
         lookup::replace(plan.dir, address, place)?;
+    }
+    if !plan.joins.is_empty() {
+        join::replace(plan.dir, plan.joins)?;
     }
     if !plan.dir.join(NOTICES).exists() {
         // The old build had none.
@@ -61,6 +64,7 @@ fn pin_maps_again(from: &Path, to: &Path) -> Result<(), Error> {
             || text == COUNT_LINK
             || text == RELEASE_LINK
             || lookup::is_pin(&text)
+            || join::is_pin(&text)
         {
             continue;
         }

@@ -26,3 +26,4 @@ skeleton!(observe, "observe.skel.rs");
 skeleton!(locks, "locks.skel.rs");
 skeleton!(bursts, "bursts.skel.rs");
 skeleton!(lookup, "lookup.skel.rs");
+skeleton!(join, "join.skel.rs");

@@ -18,10 +18,11 @@ macro_rules! object {
     };
 }
 
-const OBJECTS: [&[u8]; 8] = [
+const OBJECTS: [&[u8]; 9] = [
     object!("dispatch"),
     object!("datagram"),
     object!("lookup"),
+    object!("join"),
     object!("recount"),
     object!("chooser"),
     object!("observe"),

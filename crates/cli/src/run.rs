@@ -22,12 +22,14 @@ use crate::runtime_dir::RuntimeDir;
 ///
 /// Without -l the server is started as it is, and whatever it opens is steered as by `wakeone attach`.
 /// With -l each worker gets listeners of its own, by systemd's protocol (LISTEN_FDS) or by their numbers in the command:
-/// {fd} is the first listener's, {fd2} the second's. {slot} is the worker's slot, from 0.
+/// {fd} is the first listener's, {fd2} the second's. A server that takes none gets the port by {port} and opens
+/// its own listener, which it shares with the other workers. {slot} is the worker's slot, from 0.
 /// SIGHUP restarts the workers one at a time, SIGTTIN and SIGTTOU start and end one, SIGTERM and SIGINT drain and stop, a second SIGINT kills.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples: wakeone run -- uvicorn --workers 4 app:app
           wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run -w 4 -l :8080 --queue one -- uvicorn --fd {fd} app:app
+          wakeone run -w 4 -l :8080 -- granian --port {port} app:app
           wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
           wakeone run -w 4 -l :8080 --max-requests 10000 --max-memory 512M -- gunicorn --bind fd://{fd} app:app
           wakeone run --lookup -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app

@@ -33,6 +33,17 @@ pub trait Steer: Send {
     fn replace(&mut self, _slot: usize, _pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
         Err("nothing steers connections here".to_owned())
     }
+    /// The worker of this slot runs as `pid`, and has opened these listeners itself, one for each address. It gets
+    /// connections unless the slot is draining.
+    ///
+    /// # Errors
+    /// The reason, as a sentence; the slot is unchanged.
+    fn serve_own(&mut self, _slot: usize, _pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
+        Err("nothing steers connections here".to_owned())
+    }
+    /// The worker of this slot, which had opened its listeners itself, has ended. These sockets, which do not listen, stand
+    /// for them. The kernel moves what still waits in those once the caller closes them.
+    fn park(&mut self, _slot: usize, _sockets: &[OwnedFd]) {}
     /// There is one slot more, the last, with these listeners, one for each address. They do not listen yet. Asked only
     /// where [`Steer::can_replace`] says yes.
     ///
@@ -196,6 +207,16 @@ impl Steer for Together<'_> {
         self.0
             .iter_mut()
             .try_for_each(|one| one.replace(slot, pid, listeners))
+    }
+
+    fn serve_own(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
+        self.0
+            .iter_mut()
+            .try_for_each(|one| one.serve_own(slot, pid, listeners))
+    }
+
+    fn park(&mut self, slot: usize, sockets: &[OwnedFd]) {
+        self.0.iter_mut().for_each(|one| one.park(slot, sockets));
     }
 
     fn add(&mut self, slot: usize, listeners: &[OwnedFd]) -> Result<(), String> {

@@ -4,13 +4,14 @@ use super::listen::{self, Endpoint, ListenError};
 use super::process::{Identity, Process};
 use super::reserve::{self, Reserved};
 use super::slot::{Retiring, Slot, Worker};
+use super::spawn::names_any;
 use crate::Queue;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use wakeone_control::state::{self, State, Task};
 use wakeone_kernel::proc::process::{descriptor_by, socket_of, sockets_of};
-use wakeone_kernel::socket::inode_of;
+use wakeone_kernel::socket::{self, inode_of};
 
 /// Why workers that still run cannot be taken over.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +74,8 @@ pub struct Sockets {
     pub endpoints: Vec<Endpoint>,
     /// The reserving socket of each address whose listeners are on a private port.
     pub reserved: Vec<Option<Reserved>>,
+    /// Sockets that hold the addresses of workers that open their own listeners; else empty.
+    pub homes: Vec<OwnedFd>,
     /// Its slots. A slot whose worker died meanwhile has no worker, and a new socket, which does not listen yet.
     pub slots: Vec<Slot>,
     /// Which queues they have by TCP.
@@ -90,6 +93,8 @@ pub struct Place {
     pub bound: Endpoint,
     /// The listener that all slots have there; `None`: each has its own.
     pub shared: Option<OwnedFd>,
+    /// The socket that holds it where workers open their own listeners: it never listens.
+    pub home: Option<OwnedFd>,
 }
 
 impl Place {
@@ -99,6 +104,15 @@ impl Place {
             public,
             bound: reserve::bound_at(public, reserved),
             shared: None,
+            home: None,
+        }
+    }
+
+    /// A place where workers open their own listeners, which this socket holds.
+    pub fn held(public: Endpoint, home: OwnedFd) -> Self {
+        Self {
+            home: Some(home),
+            ..Self::own(public, None)
         }
     }
 
@@ -107,7 +121,7 @@ impl Place {
     /// # Errors
     /// It cannot be bound, or copied.
     pub fn one_more(&self) -> Result<OwnedFd, ListenError> {
-        match &self.shared {
+        match self.shared.as_ref().or(self.home.as_ref()) {
             Some(listener) => listen::copy(self.public, listener),
             None => listen::bind_beside(self.bound),
         }
@@ -134,6 +148,8 @@ pub struct Wanted<'a> {
     pub lookup: bool,
     /// Which queues those of living workers must be; `None`: any.
     pub queue: Option<Queue>,
+    /// Whether workers open their own listeners.
+    pub opens_own: bool,
 }
 
 impl Wanted<'_> {
@@ -180,6 +196,14 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
         };
         return Err(AdoptError::Otherwise { name, how, pids });
     }
+    let opens_own = names_any(&state.task.command, "port", endpoints.len());
+    if opens_own != wanted.opens_own {
+        let how = match opens_own {
+            true => "with {port} in the command",
+            false => "without {port} in the command",
+        };
+        return Err(AdoptError::Otherwise { name, how, pids });
+    }
     let (queue, how) = match state.one_queue {
         true => (Queue::One, "with --queue one"),
         false => (Queue::Each, "with --queue each"),
@@ -197,7 +221,7 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
     living.resize_with(wanted.slots, || None);
 
     let backlog = wanted.backlog_of(queue);
-    let places = places(state, &living, wanted.task.nonblocking, backlog)?;
+    let places = places(state, &living, wanted, backlog)?;
     let reserved = take_reserved(state, &living)?;
     let same_task = state.task == *wanted.task;
     let mut slots = Vec::with_capacity(wanted.slots);
@@ -209,6 +233,7 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
     Ok(Some(Sockets {
         endpoints,
         reserved,
+        homes: places.into_iter().filter_map(|place| place.home).collect(),
         slots,
         queue,
         backlog,
@@ -235,7 +260,10 @@ fn adopt_slot(
     };
     let mut slot = Slot::new(listeners);
     let beside = found.and_then(|living| {
-        slot.adopt(Worker::adopted(living.process, current));
+        let mut worker = Worker::adopted(living.process, current);
+        // One that opens its own listeners may not have listened when its supervisor died.
+        worker.ready = !wanted.opens_own || slot.listeners.iter().all(socket::listens);
+        slot.adopt(worker);
         living.beside
     });
     match beside {
@@ -304,16 +332,20 @@ fn same_places(wanted: &[Endpoint], were: &[Endpoint]) -> bool {
 fn places(
     state: &State,
     living: &[Option<Living>],
-    nonblocking: bool,
+    wanted: &Wanted<'_>,
     backlog: i32,
 ) -> Result<Vec<Place>, AdoptError> {
     let place = |(at, public): (usize, Endpoint)| {
+        if wanted.opens_own {
+            let owner = state.task.account.as_ref().map(|account| account.uid);
+            return Ok(Place::held(public, listen::hold_beside(public, owner)?));
+        }
         let reserved = state.reserved.get(at).and_then(Option::as_ref);
         let mut place = Place::own(public, reserved);
         if state.one_queue && !public.udp {
             let listener = match held_by_any(living, at) {
                 Some(listener) => listener,
-                None => listen::bind_shared(public, nonblocking)?,
+                None => listen::bind_shared(public, wanted.task.nonblocking)?,
             };
             listen::listen(public, &listener, backlog)?;
             place.shared = Some(listener);

@@ -14,6 +14,7 @@ mod hook;
 pub mod listen;
 mod missing;
 pub mod notify;
+mod own;
 pub mod process;
 mod ready;
 mod remains;
@@ -49,7 +50,7 @@ use signals::Signals;
 use slot::Slot;
 use spawn::Order;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wakeone_control::account::Account;
 use wakeone_control::state::{self, GroupDir, MOST_ADDRESSES, MOST_SLOTS, StateError, Task};
@@ -128,6 +129,10 @@ pub struct Supervisor {
     endpoints: Vec<Endpoint>,
     /// The reserving socket of each address whose listeners are on a private port.
     reserved: Vec<Option<Reserved>>,
+    /// Sockets that hold the addresses of workers that open their own listeners; else empty.
+    homes: Vec<OwnedFd>,
+    /// The cgroup that such workers run in.
+    cgroup: Option<PathBuf>,
     slots: Vec<Slot>,
     /// The first slots have workers. The others have listeners that do not listen.
     in_use: usize,
@@ -183,11 +188,13 @@ impl Supervisor {
             grace: options.grace,
             lookup: options.lookup,
             queue: options.queue,
+            opens_own: opens_own(options),
         };
         let (
             Sockets {
                 endpoints,
                 reserved,
+                homes,
                 slots,
                 queue,
                 backlog,
@@ -205,6 +212,8 @@ impl Supervisor {
             signals,
             endpoints,
             reserved,
+            homes,
+            cgroup: None,
             slots,
             queue,
             remains: Remains::default(),
@@ -228,6 +237,11 @@ impl Supervisor {
     /// The group's folder.
     pub fn dir(&self) -> &GroupDir {
         &self.dir
+    }
+
+    /// Has workers that open their own listeners run in a cgroup, as those of an earlier supervisor do.
+    pub fn run_in(&mut self, cgroup: &Path) {
+        self.cgroup = self.opens_own().then(|| cgroup.to_owned());
     }
 
     /// Which queues the workers have.
@@ -276,6 +290,9 @@ impl Supervisor {
     /// # Errors
     /// See [`listen::refresh`].
     fn refresh(&self, endpoint: &Endpoint, listener: &OwnedFd) -> Result<(), ListenError> {
+        if self.opens_own() {
+            return Ok(()); // it holds the address
+        }
         let nonblocking = (!self.shares(endpoint)).then_some(self.task.nonblocking);
         listen::refresh(*endpoint, listener, self.backlog, nonblocking)
     }
@@ -324,11 +341,14 @@ impl Supervisor {
     }
 
     /// Makes the listeners listen, slot by slot. After each slot it calls `listens`, which has connections steered
-    /// there. Listeners that listen already are included.
+    /// there. Listeners that listen already are included. Workers that open their own do so themselves.
     ///
     /// # Errors
     /// Another process began to listen at an address.
     pub fn listen(&self, mut listens: impl FnMut(usize)) -> Result<(), ListenError> {
+        if self.opens_own() {
+            return Ok(());
+        }
         for (slot, listeners) in self.listeners().enumerate() {
             let sockets = || {
                 self.endpoints
@@ -380,19 +400,26 @@ impl Supervisor {
             .count()
     }
 
+    /// The port of each address.
+    pub fn ports(&self) -> Vec<u16> {
+        let all = self.endpoints.iter();
+        all.map(|endpoint| endpoint.address.port()).collect()
+    }
+
     fn order(&self, slot: usize) -> Order {
-        let listeners = self.endpoints.len();
+        let ports = self.ports();
         let fill = |argument: &String| {
-            spawn::fill(argument, slot, listeners).unwrap_or_else(|_| argument.clone())
+            spawn::fill(argument, slot, &ports).unwrap_or_else(|_| argument.clone())
         };
+        let given = !self.opens_own();
+        let names = ports.iter().filter(|_| given);
         Order {
             slot,
-            protocol: !self.task.stdin && !spawn::names_any(&self.task.command, listeners),
-            names: self
-                .endpoints
-                .iter()
-                .map(|endpoint| format!("port-{}", endpoint.address.port()))
-                .collect(),
+            protocol: given
+                && !self.task.stdin
+                && !spawn::names_any(&self.task.command, "fd", ports.len()),
+            names: names.map(|port| format!("port-{port}")).collect(),
+            cgroup: self.cgroup.clone(),
             reserved: self.reserved.iter().flatten().count(),
             account: self.task.account.clone(),
             keep_caps: self.task.keep_caps.clone(),
@@ -433,13 +460,16 @@ fn check(options: &Options) -> Result<Task, Error> {
             "there is no command to run; give it after the options".to_owned(),
         ));
     }
+    let ports = vec![0; addresses.len()];
     for argument in &options.command {
-        spawn::fill(argument, 0, addresses.len()).map_err(Error::Usage)?;
+        spawn::fill(argument, 0, &ports).map_err(Error::Usage)?;
     }
     trampoline::kept_capabilities(&options.keep_caps).map_err(Error::Usage)?;
     check_most(options)?;
     check_stdin(options)?;
-    check_all_named(options)?;
+    check_all_named(options, "fd", "a listener")?;
+    check_all_named(options, "port", "a port")?;
+    check_own(options)?;
     check_restart(options)?;
     let account = Account::find(options.user.as_deref(), options.group.as_deref())?;
     Ok(Task {
@@ -481,7 +511,7 @@ fn check_stdin(options: &Options) -> Result<(), Error> {
     let why = match () {
         () if !options.stdin => return Ok(()),
         () if count > 1 => format!("{count} -l are given; leave all but one away"),
-        () if spawn::names_any(&options.command, count) => {
+        () if spawn::names_any(&options.command, "fd", count) => {
             "the command names {fd}; leave one of the two away".to_owned()
         }
         () => return Ok(()),
@@ -491,18 +521,45 @@ fn check_stdin(options: &Options) -> Result<(), Error> {
     )))
 }
 
-/// Checks that a command that names some listeners names all: it is not told about the others, so nobody would serve
-/// them.
-fn check_all_named(options: &Options) -> Result<(), Error> {
-    let unnamed = |nth: &usize| !spawn::names(&options.command, *nth);
+/// Checks that a command that names some listeners, or ports, names all: it is not told about the others, so nobody would
+/// serve them.
+fn check_all_named(options: &Options, kind: &str, what: &str) -> Result<(), Error> {
+    let unnamed = |nth: &usize| !spawn::names(&options.command, kind, *nth);
     let count = options.listen.len();
     match (1..=count).find(unnamed) {
-        Some(nth) if spawn::names_any(&options.command, count) => Err(Error::Usage(format!(
-            "nobody would serve {}: the command names a listener but not this one, {{fd{nth}}}; name all, or none to use LISTEN_FDS",
+        Some(nth) if spawn::names_any(&options.command, kind, count) => Err(Error::Usage(format!(
+            "nobody would serve {}: the command names {what} but not this one, {{{kind}{nth}}}; name all, or none to use LISTEN_FDS",
             options.listen[nth - 1]
         ))),
         _ => Ok(()),
     }
+}
+
+/// Whether the workers are to open their own listeners.
+pub fn opens_own(options: &Options) -> bool {
+    spawn::names_any(&options.command, "port", options.listen.len())
+}
+
+/// Refuses options for listeners that are given where workers open their own.
+fn check_own(options: &Options) -> Result<(), Error> {
+    let datagrams = options.listen.iter().find(|address| address.is_udp());
+    let why = match () {
+        () if !opens_own(options) => return Ok(()),
+        () if spawn::names_any(&options.command, "fd", options.listen.len()) => {
+            "{fd} names one that is given to it".to_owned()
+        }
+        () if options.stdin => "--stdin gives it one".to_owned(),
+        () if options.nonblocking => "--nonblocking is for one that is given to it".to_owned(),
+        () if options.backlog.is_some() => "it chooses the --backlog itself".to_owned(),
+        () if options.lookup => "--lookup is for one that is given to it".to_owned(),
+        () => match datagrams {
+            Some(address) => format!("{address} is an address of UDP"),
+            None => return Ok(()),
+        },
+    };
+    Err(Error::Usage(format!(
+        "{{port}} in the command has each worker open its own listener, but {why}; leave one of the two away"
+    )))
 }
 
 /// Checks the order of restarts. Unread datagrams of a UDP socket are read by the process that has the socket next:
@@ -603,6 +660,15 @@ fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
     let mut columns = Vec::with_capacity(wanted.endpoints.len());
     let mut all_reserved = Vec::with_capacity(wanted.endpoints.len());
     for endpoint in wanted.endpoints {
+        if wanted.opens_own {
+            let owner = wanted.task.account.as_ref().map(|account| account.uid);
+            let (bound, home) = listen::hold(*endpoint, owner)?;
+            let copies = (0..wanted.slots).map(|_| listen::copy(bound, &home));
+            columns.push(copies.collect::<Result<Vec<_>, _>>()?.into_iter());
+            places.push(Place::held(bound, home));
+            all_reserved.push(None);
+            continue;
+        }
         let (bound, reserved, listeners) = if wanted.lookup && !endpoint.udp {
             let (bound, reserved, listeners) = reserve::bind(*endpoint, wanted.slots)?;
             (bound, Some(reserved), listeners)
@@ -629,6 +695,7 @@ fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
     Ok(Sockets {
         endpoints: places.iter().map(|place| place.public).collect(),
         reserved: all_reserved,
+        homes: places.into_iter().filter_map(|place| place.home).collect(),
         slots,
         queue: Queue::Each,
         backlog: wanted.backlog_of(Queue::Each),

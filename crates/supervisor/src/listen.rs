@@ -286,11 +286,46 @@ pub fn bind_alone(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
     bind(endpoint, false)
 }
 
+/// Holds an address that nobody has, by a socket that never listens: listeners of `owner` may share it.
+///
+/// # Errors
+/// As for a group, or the socket cannot be given to `owner`.
+pub fn hold(endpoint: Endpoint, owner: Option<u32>) -> Result<(Endpoint, OwnedFd), ListenError> {
+    let (endpoint, socket) = bind_by_number(endpoint)?;
+    reuse_port(endpoint, &socket, true)?;
+    give(endpoint, &socket, owner)?;
+    Ok((endpoint, socket))
+}
+
+/// The same beside listeners of `owner`.
+///
+/// # Errors
+/// The same.
+pub fn hold_beside(endpoint: Endpoint, owner: Option<u32>) -> Result<OwnedFd, ListenError> {
+    let socket = open(endpoint, true)?;
+    give(endpoint, &socket, owner)?;
+    bind_open(endpoint, socket)
+}
+
+/// Sockets share an address if they have the same owner (net/ipv4/inet_connection_sock.c, inet_bind_conflict).
+fn give(endpoint: Endpoint, socket: &OwnedFd, owner: Option<u32>) -> Result<(), ListenError> {
+    let Some(owner) = owner else {
+        return Ok(());
+    };
+    rustix::fs::fchown(socket, Some(rustix::fs::Uid::from_raw(owner)), None)
+        .map_err(|errno| ListenError::of(endpoint, "fchown", errno))
+}
+
 fn bind_member(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
     bind(endpoint, true)
 }
 
 fn bind(endpoint: Endpoint, reuse_port: bool) -> Result<OwnedFd, ListenError> {
+    bind_open(endpoint, open(endpoint, reuse_port)?)
+}
+
+/// A socket that is not bound yet.
+fn open(endpoint: Endpoint, reuse_port: bool) -> Result<OwnedFd, ListenError> {
     let family = if endpoint.address.is_ipv6() {
         AddressFamily::INET6
     } else {
@@ -316,7 +351,12 @@ fn bind(endpoint: Endpoint, reuse_port: bool) -> Result<OwnedFd, ListenError> {
     if endpoint.address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, !endpoint.dual_stack).map_err(call("IPV6_V6ONLY"))?;
     }
-    rustix::net::bind(&socket, &endpoint.address).map_err(call("bind"))?;
+    Ok(socket)
+}
+
+fn bind_open(endpoint: Endpoint, socket: OwnedFd) -> Result<OwnedFd, ListenError> {
+    rustix::net::bind(&socket, &endpoint.address)
+        .map_err(|errno| ListenError::of(endpoint, "bind", errno))?;
     Ok(socket)
 }
 

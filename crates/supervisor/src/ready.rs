@@ -63,6 +63,9 @@ fn sees_accept(pid: u32, given: &[u64]) -> Option<bool> {
 impl Watch<'_> {
     /// Gives connections to the worker of a slot once it is ready.
     pub(super) fn greet_worker(&mut self, slot: usize) {
+        if !self.has_listeners(slot, false) {
+            return;
+        }
         let accepting = self.steer.accepting(slot);
         let reserved = self.reserving();
         let place = &mut self.group.slots[slot];
@@ -93,6 +96,9 @@ impl Watch<'_> {
 
     /// The same for a worker that starts beside another. The rolling restart gives it connections.
     pub(super) fn greet_successor(&mut self, slot: usize) {
+        if !self.has_listeners(slot, true) {
+            return;
+        }
         let reserved = self.reserving();
         let place = &mut self.group.slots[slot];
         let Some(worker) = &mut place.successor else {

@@ -7,6 +7,7 @@ use super::slot::Worker;
 use super::spawn::SpawnError;
 use super::wear::Wear;
 use nix::sys::signal::Signal;
+use std::net::SocketAddr;
 use std::time::Duration;
 use wakeone_control::steer::SteerEvent;
 use wakeone_model::layout::counted;
@@ -76,7 +77,7 @@ pub fn nowhere(slot: usize, pid: u32, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it has closed that descriptor: give it the option by which this server takes one"
     } else {
-        "give it the listener by {fd} in its command, or let it open its own by `wakeone run -- CMD`"
+        "give it the listener by {fd} in its command, or the port by {port} if it takes no listener"
     };
     tracing::warn!(
         event = "nowhere",
@@ -92,7 +93,7 @@ pub fn silent(slot: usize, pid: u32) {
         event = "silent",
         slot,
         pid,
-        "worker {slot} (pid {pid}) does not accept yet: without {{fd}} in its command it must take its listener by LISTEN_FDS, as from systemd; if this server does not, write {{fd}} where it takes a descriptor, or let it open its own by `wakeone run -- CMD`"
+        "worker {slot} (pid {pid}) does not accept yet: without {{fd}} in its command it must take its listener by LISTEN_FDS, as from systemd; if this server does not, write {{fd}} where it takes a descriptor, or {{port}} where it takes a port"
     );
 }
 
@@ -111,7 +112,7 @@ pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it does not accept from that descriptor: give it the option by which this server takes one"
     } else {
-        "give it that listener by {fd} in its command, or let it open its own by `wakeone run -- CMD`"
+        "give it that listener by {fd} in its command, or the port by {port} if it takes no listener"
     };
     tracing::warn!(
         event = "elsewhere",
@@ -120,6 +121,36 @@ pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
         listen = at,
         "worker {slot} (pid {pid}) is not ready: it listens on {at}, not on the listener that it was given; {hint}"
     );
+}
+
+/// Logs that a worker that opens its own listener does so elsewhere.
+pub fn own_elsewhere(slot: usize, pid: u32, at: &str, wanted: &str) {
+    tracing::warn!(
+        event = "elsewhere",
+        slot,
+        pid,
+        listen = at,
+        "worker {slot} (pid {pid}) is not ready: it listens on {at}, not on {wanted}; have it listen there, or write its address after -l"
+    );
+}
+
+/// A worker's own listener cannot be shared.
+pub fn alone(slot: usize, pid: u32, at: SocketAddr) -> String {
+    format!(
+        "worker {slot} (pid {pid}) is not ready: its listener on {at} cannot be shared, as it was bound outside of the group's cgroup"
+    )
+}
+
+/// A worker's own listener cannot be had.
+pub fn unseen_own(slot: usize, pid: u32, error: &std::io::Error) -> String {
+    format!(
+        "worker {slot} (pid {pid}) is not ready: its listener cannot be looked at: {error}; that needs root"
+    )
+}
+
+/// A worker's own listener cannot be steered.
+pub fn not_taken(slot: usize, pid: u32, why: &str) -> String {
+    format!("worker {slot} (pid {pid}) is not ready: its listener cannot be steered: {why}")
 }
 
 /// Logs that a worker's first process has ended and others of its group have not.

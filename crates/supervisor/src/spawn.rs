@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 use wakeone_control::account::Account;
@@ -40,6 +41,9 @@ pub struct Order {
     pub protocol: bool,
     /// A name for each listener (`LISTEN_FDNAMES`); the listeners are descriptors 3, 4, …
     pub names: Vec<String>,
+    /// The cgroup that the worker is to run in; `None`: ours.
+    #[serde(default)]
+    pub cgroup: Option<PathBuf>,
     /// Number of reserving sockets behind the listeners. The worker does not know of them, and keeps the addresses
     /// reserved by holding them.
     #[serde(default)]
@@ -248,18 +252,19 @@ pub fn gate_fd(order: &Order) -> u32 {
     report_fd(order) + 1
 }
 
-/// Fills `{fd}` (the first listener's number), `{fd1}`, `{fd2}`, … (the first's, the second's, …) and `{slot}`.
+/// Fills `{fd}` (the first listener's number), `{fd1}`, `{fd2}`, … (the first's, the second's, …), `{port}`, `{port1}`, …
+/// (the ports where they are) and `{slot}`.
 ///
 /// # Errors
 /// The text names a listener that does not exist.
-pub fn fill(argument: &str, slot: usize, listeners: usize) -> Result<String, String> {
+pub fn fill(argument: &str, slot: usize, ports: &[u16]) -> Result<String, String> {
     let mut filled = String::with_capacity(argument.len());
     let mut rest = argument;
     while let Some(start) = rest.find('{') {
         filled.push_str(&rest[..start]);
         rest = &rest[start..];
         let placeholder = rest.find('}').map(|end| &rest[..=end]).unwrap_or(rest);
-        match value(placeholder, slot, listeners)? {
+        match value(placeholder, slot, ports)? {
             Some(value) => {
                 filled.push_str(&value);
                 rest = &rest[placeholder.len()..];
@@ -275,7 +280,7 @@ pub fn fill(argument: &str, slot: usize, listeners: usize) -> Result<String, Str
 }
 
 /// The value of a placeholder; `None` for other text in braces.
-fn value(placeholder: &str, slot: usize, listeners: usize) -> Result<Option<String>, String> {
+fn value(placeholder: &str, slot: usize, ports: &[u16]) -> Result<Option<String>, String> {
     let Some(name) = placeholder
         .strip_prefix('{')
         .and_then(|rest| rest.strip_suffix('}'))
@@ -285,33 +290,38 @@ fn value(placeholder: &str, slot: usize, listeners: usize) -> Result<Option<Stri
     if name == "slot" {
         return Ok(Some(slot.to_string()));
     }
-    match name.strip_prefix("fd") {
-        Some("") => Ok(Some(FIRST_FD.to_string())),
-        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-            match digits.parse::<usize>() {
-                Ok(nth) if (1..=listeners).contains(&nth) => {
-                    Ok(Some((FIRST_FD as usize + nth - 1).to_string()))
-                }
-                _ => Err(format!(
-                    "`{placeholder}` names a listener that there is not: {listeners} -l given, so {{fd1}} to {{fd{listeners}}}"
-                )),
-            }
-        }
-        _ => Ok(None),
+    let Some((kind, digits)) = ["fd", "port"]
+        .iter()
+        .find_map(|kind| Some((*kind, name.strip_prefix(kind)?)))
+        .filter(|(_, digits)| digits.bytes().all(|byte| byte.is_ascii_digit()))
+    else {
+        return Ok(None);
+    };
+    let nth = match digits {
+        "" => Some(1),
+        digits => digits.parse::<usize>().ok(),
+    };
+    let all = ports.len();
+    match nth.filter(|nth| (1..=all).contains(nth)) {
+        Some(nth) if kind == "port" => Ok(Some(ports[nth - 1].to_string())),
+        Some(nth) => Ok(Some((FIRST_FD as usize + nth - 1).to_string())),
+        None => Err(format!(
+            "`{placeholder}` names a listener that there is not: {all} -l given, so {{{kind}1}} to {{{kind}{all}}}"
+        )),
     }
 }
 
-/// Whether the command names any of this many listeners.
-pub fn names_any(command: &[String], listeners: usize) -> bool {
-    (1..=listeners).any(|nth| names(command, nth))
+/// Whether the command names any of this many listeners, by its descriptor (`fd`) or its port (`port`).
+pub fn names_any(command: &[String], kind: &str, listeners: usize) -> bool {
+    (1..=listeners).any(|nth| names(command, kind, nth))
 }
 
 /// Whether the command names the `nth` listener (from 1).
-pub fn names(command: &[String], nth: usize) -> bool {
-    let name = format!("{{fd{nth}}}");
+pub fn names(command: &[String], kind: &str, nth: usize) -> bool {
+    let (name, first) = (format!("{{{kind}{nth}}}"), format!("{{{kind}}}"));
     command
         .iter()
-        .any(|argument| argument.contains(&name) || (nth == 1 && argument.contains("{fd}")))
+        .any(|argument| argument.contains(&name) || (nth == 1 && argument.contains(&first)))
 }
 
 #[cfg(test)]
@@ -333,18 +343,31 @@ mod tests {
             ("{{fd}}", "{3}"),
             ("{\"fd\": {fd}}", "{\"fd\": 3}"),
             ("{fdx}", "{fdx}"),
+            ("--port={port}", "--port=80"),
+            ("{port3}:{port1}", "8443:80"),
+            ("{ports}", "{ports}"),
             ("ü{fd}ü", "ü3ü"),
         ];
         for (argument, filled) in table {
-            assert_eq!(fill(argument, 7, 3).as_deref(), Ok(filled), "{argument}");
+            let ports = [80, 81, 8443];
+            assert_eq!(
+                fill(argument, 7, &ports).as_deref(),
+                Ok(filled),
+                "{argument}"
+            );
         }
     }
 
     #[test]
     fn listeners_that_are_not_there_are_refused() {
-        for argument in ["{fd0}", "{fd4}", "a{fd99999999999999999999}b"] {
-            let error = fill(argument, 0, 3).expect_err(argument);
-            assert!(error.contains("{fd1} to {fd3}"), "{error}");
+        for (argument, are) in [
+            ("{fd0}", "{fd1} to {fd3}"),
+            ("{fd4}", "{fd1} to {fd3}"),
+            ("a{fd99999999999999999999}b", "{fd1} to {fd3}"),
+            ("{port4}", "{port1} to {port3}"),
+        ] {
+            let error = fill(argument, 0, &[80, 81, 82]).expect_err(argument);
+            assert!(error.contains(are), "{error}");
         }
     }
 
@@ -375,7 +398,7 @@ mod tests {
     fn names_counts_fd_as_the_first() {
         let command = ["server".to_owned(), "--fds={fd},{fd3}".to_owned()];
         assert_eq!(
-            [1, 2, 3].map(|nth| names(&command, nth)),
+            [1, 2, 3].map(|nth| names(&command, "fd", nth)),
             [true, false, true]
         );
     }

@@ -168,9 +168,12 @@ impl Watch<'_> {
 
     /// Closes a slot's spare listeners until the next rolling restart: the kernel moves the connections that wait
     /// there. The sockets stay bound.
-    fn close_spare(&self, slot: usize) {
+    fn close_spare(&mut self, slot: usize) {
         if self.group.queue == Queue::One {
             return; // they are everybody's
+        }
+        if self.group.opens_own() {
+            return self.park_spare(slot);
         }
         for listener in &self.group.slots[slot].spare {
             if socket::listens(listener) {

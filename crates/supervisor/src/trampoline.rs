@@ -28,6 +28,10 @@ pub fn exec(order: &Order) {
 fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
     wait_at_gate(order)?;
     let keep = kept_capabilities(&order.keep_caps)?;
+    if let Some(cgroup) = &order.cgroup {
+        std::fs::write(cgroup.join("cgroup.procs"), "0")
+            .map_err(|error| format!("cannot enter the cgroup {}: {error}", cgroup.display()))?;
+    }
     inherit::default_signals().map_err(|error| format!("cannot reset signals: {error}"))?;
     inherit::cloexec_from(report_fd(order)).map_err(|error| {
         format!("cannot keep our descriptors from the worker (close_range): {error}")

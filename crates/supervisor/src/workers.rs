@@ -31,7 +31,8 @@ impl Supervisor {
         gate: &Gate,
     ) -> Result<Worker, SpawnError> {
         let reserved = self.reserved.iter().flatten().map(|one| &one.socket);
-        let sockets = listeners.iter().chain(reserved);
+        let given = listeners.iter().filter(|_| !self.opens_own());
+        let sockets = given.chain(reserved);
         let (process, exec_pipe) = spawn::begin(&self.order(slot), sockets, gate)?;
         Ok(Worker::started(process, exec_pipe))
     }
@@ -92,7 +93,9 @@ impl Watch<'_> {
         if worker.exec_pipe.is_some() && Instant::now() >= until {
             report::on_its_way(slot, pid, &group.task.command);
         }
-        self.steer.worker_up(slot, pid);
+        if !group.opens_own() {
+            self.steer.worker_up(slot, pid);
+        }
         Ok(())
     }
 
@@ -157,6 +160,7 @@ impl Watch<'_> {
             return Ok(());
         }
         self.steer.worker_down(slot);
+        self.park(slot);
         self.changed = true;
         let Some(mut worker) = self.group.slots[slot].vacate() else {
             return Ok(());

@@ -1,4 +1,5 @@
-// One Go server on a SO_REUSEPORT listener of its own, or on an inherited one: go_server ADDRESS|fd:N
+// One Go server on a SO_REUSEPORT listener of its own, on one as it is, or on an inherited one:
+// go_server ADDRESS|plain:ADDRESS|fd:N
 //
 // /work?us=N takes N µs. Each answer is counted in $WAKEONE_COUNT, and names the process in X-Worker.
 package main
@@ -26,6 +27,9 @@ func listen(from string) (net.Listener, error) {
 			return nil, err
 		}
 		return net.FileListener(os.NewFile(uintptr(fd), "listener"))
+	}
+	if address, plain := strings.CutPrefix(from, "plain:"); plain {
+		return net.Listen("tcp", address)
 	}
 	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
 		var failed error

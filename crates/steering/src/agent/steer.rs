@@ -94,6 +94,21 @@ impl Steer for Agent {
         Ok(())
     }
 
+    fn serve_own(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
+        let copies = copies(listeners).map_err(|error| error.to_string())?;
+        self.with_dispatcher(|dispatcher| dispatcher.take(slot, copies))
+            .map_err(|error| error.to_string())?;
+        lock(&self.core).slots[slot].baseline = None;
+        self.worker_up(slot, pid);
+        Ok(())
+    }
+
+    fn park(&mut self, slot: usize, sockets: &[OwnedFd]) {
+        if let Ok(copies) = copies(sockets) {
+            self.with_dispatcher(|dispatcher| dispatcher.park(slot, copies));
+        }
+    }
+
     fn add(&mut self, _slot: usize, listeners: &[OwnedFd]) -> Result<(), String> {
         let copies = copies(listeners).map_err(|error| error.to_string())?;
         let added = self.with_dispatcher(|dispatcher| dispatcher.add(copies));

@@ -41,6 +41,7 @@ pub(super) fn open_or_load(
         read_queues: plan.read_queues,
         datagrams: plan.protocol() == Protocol::Udp,
         lookup: plan.lookup,
+        joins: plan.joins,
     };
     if let Some(pinned) = found.filter(|pinned| same_kind(pinned) && fits(pinned)) {
         return Ok(renew(plan.name, &load, pinned));

@@ -1,10 +1,10 @@
 //! The listeners of a group that come and go: each gets a slot, and leaves it again.
 
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_bpf::table;
+use wakeone_bpf::table::{self, flag};
 use wakeone_bpf::{self as bpf, Pinned};
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::diag::{self, Which};
@@ -153,6 +153,27 @@ impl Dispatcher {
         }
         self.settle_emptied();
         put
+    }
+
+    /// As [`Dispatcher::replace`], for listeners that the slot's worker has opened itself: the first may have made a group
+    /// of their own.
+    ///
+    /// # Errors
+    /// The kernel's answer; the old ones then keep their place.
+    pub fn take(&mut self, slot: usize, listeners: Vec<OwnedFd>) -> Result<(), bpf::Error> {
+        for (address, listener) in listeners.iter().enumerate() {
+            self.pinned.attach(address, listener.as_fd())?;
+        }
+        self.replace(slot, listeners)
+    }
+
+    /// Has a slot hold sockets that do not listen, one for each address: it is not chosen until [`Dispatcher::take`].
+    pub fn park(&mut self, slot: usize, sockets: Vec<OwnedFd>) {
+        self.table().slot(slot).mark(flag::UP, false);
+        self.sockets[slot] = SlotSockets::Held(sockets);
+        self.unsettled.remove(&slot);
+        self.left += 1;
+        self.table().publish();
     }
 
     /// Whether the map of listeners is full.

@@ -42,6 +42,8 @@ pub struct Plan<'a> {
     pub shared_socket: bool,
     /// For listeners on private ports: the place of each address where connections arrive. Otherwise empty.
     pub lookup: &'a [Place],
+    /// For workers that run in `cgroup` and open their own listeners: the port of each address. Otherwise empty.
+    pub joins: &'a [u16],
 }
 
 impl<'a> Plan<'a> {
@@ -63,6 +65,7 @@ impl<'a> Plan<'a> {
             earlier_flows: false,
             shared_socket: false,
             lookup: &[],
+            joins: &[],
         }
     }
 

@@ -2,7 +2,7 @@
 
 use wakeone_kernel::capability;
 use wakeone_kernel::socket::arming::MOST;
-use wakeone_supervisor::{Options, Queue};
+use wakeone_supervisor::{Options, Queue, opens_own};
 
 use super::config::{Error, Protocols, SteeringConfig};
 
@@ -46,6 +46,7 @@ fn why_each(options: &Options, config: &SteeringConfig) -> Option<String> {
             "{most} workers that wait for {tcp} listeners each are more than {MOST} waits; leave some of either away",
         )),
         () if options.lookup => needs("--lookup"),
+        () if opens_own(options) => needs("{port} in the command"),
         () if options.refuse => needs("--refuse"),
         () if options.limits.connections.is_some() => needs("--max-requests"),
         () if config.rescue == Some(true) => needs("--rescue"),

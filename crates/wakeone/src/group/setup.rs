@@ -161,7 +161,10 @@ impl SteeringSetup<'_> {
     fn load(&self, config: &SteeringConfig) -> Result<Dispatcher, dispatcher::Error> {
         let listeners = self.copies(&self.name, Protocol::Tcp)?;
         let places = self.supervisor.places();
+        let own = self.supervisor.opens_own();
+        let joins = self.supervisor.ports();
         let plan = Plan {
+            joins: if own { &joins } else { &[] },
             by_name: config.policy.is_some(),
             weights: &config.weights,
             cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path()),
@@ -205,7 +208,8 @@ impl SteeringSetup<'_> {
         config: &SteeringConfig,
         error: Error,
     ) -> Result<(Option<Dispatcher>, Policy), Error> {
-        if config.rescue == Some(true) || !self.supervisor.places().is_empty() {
+        let own = self.supervisor.opens_own();
+        if own || config.rescue == Some(true) || !self.supervisor.places().is_empty() {
             return Err(error);
         }
         let policy = match config.policy {
@@ -350,7 +354,10 @@ pub(super) fn in_counting_cgroup(
         return Ok((Supervisor::new(options)?, None));
     };
     match cgroup::create_sockets_in(&path, || Supervisor::new(options)) {
-        Ok((made, Ok(supervisor))) => Ok((supervisor, Some(CountingCgroup { path, made }))),
+        Ok((made, Ok(mut supervisor))) => {
+            supervisor.run_in(&path);
+            Ok((supervisor, Some(CountingCgroup { path, made })))
+        }
         Ok((made, Err(error))) => {
             if made {
                 let _ = cgroup::remove(&path);

@@ -168,6 +168,7 @@ impl Group {
             earlier_flows: false,
             shared_socket: false,
             lookup: &[],
+            joins: &[],
         };
         let copies: std::io::Result<Vec<Vec<OwnedFd>>> = self
             .listeners
