@@ -1,15 +1,14 @@
 //! `{port}` in the command of `wakeone run`: workers that take no descriptor open their own listeners at one address.
 
-#[path = "support/kept.rs"]
-mod kept;
 #[path = "support/mod.rs"]
 mod support;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use kept::{assert_even, keep_enough};
 use rustix::process::Signal;
+use support::kept::{Kept, assert_even, keep_enough};
+use support::split::{as_nobody, for_another_user};
 use support::steered::{assert_nothing_left, isolated, said, status, wakeone};
 use support::{Clients, Ground, Run, eventually, everyone, pid_of, server, signal, slowly};
 
@@ -100,7 +99,10 @@ fn the_next_supervisor_takes_them_over() {
     run.murder();
     let given = ["-w", "3", "-l", AT, "--name", "web"];
     let (code, line) = ground.refused(&given, &["python3", &server("whoami.py")]);
-    assert!(code == 1 && line.contains("with {port} in the command"), "{line}");
+    assert!(
+        code == 1 && line.contains("with {port} in the command"),
+        "{line}"
+    );
     let mut run = start(&ground, &["-w", "3"]);
     assert_eq!(workers(&ground, 3), before);
     run.signal(Signal::HUP);
@@ -136,12 +138,32 @@ fn they_may_be_another_users() {
 fn what_cannot_be_is_refused_or_named() {
     let Some(ground) = isolated() else { return };
     for (options, command, code, why) in [
-        (&["-l", AT][..], &["a", "{port}", "{fd}"][..], 2, "{fd} names one"),
-        (&["-l", AT, "--queue", "one"], &["a", "{port}"], 2, "{port} in the command"),
-        (&["-l", AT, "--stdin"], &["a", "{port}"], 2, "--stdin gives it one"),
+        (
+            &["-l", AT][..],
+            &["a", "{port}", "{fd}"][..],
+            2,
+            "{fd} names one",
+        ),
+        (
+            &["-l", AT, "--queue", "one"],
+            &["a", "{port}"],
+            2,
+            "{port} in the command",
+        ),
+        (
+            &["-l", AT, "--stdin"],
+            &["a", "{port}"],
+            2,
+            "--stdin gives it one",
+        ),
         (&["-l", AT, "--lookup"], &["a", "{port}"], 2, "--lookup"),
         (&["-l", "udp://:7492"], &["a", "{port}"], 2, "of UDP"),
-        (&["-l", AT, "-l", "127.0.0.1:7493"], &["a", "{port}"], 2, "{port2}"),
+        (
+            &["-l", AT, "-l", "127.0.0.1:7493"],
+            &["a", "{port}"],
+            2,
+            "{port2}",
+        ),
         (&["-l", AT], &["a", "{port2}"], 2, "{port1} to {port1}"),
     ] {
         let (is, line) = ground.refused(options, command);
@@ -169,15 +191,30 @@ fn granian_and_go_keep_their_connections_even_through_restarts() {
     let folder = std::path::Path::new(&app).parent().expect("folder");
     let folder = folder.to_str().expect("text");
     let granian = [
-        "granian", "--interface", "asgi", "--host", "127.0.0.1", "--port", port, "--workers", "1",
-        "--working-dir", folder, "app:asgi",
+        "granian",
+        "--interface",
+        "asgi",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+        "--workers",
+        "1",
+        "--working-dir",
+        folder,
+        "app:asgi",
     ];
-    let go = ["env", "GODEBUG=multipathtcp=0", "go_server", "plain:127.0.0.1:{port}"];
+    let go = [
+        "env",
+        "GODEBUG=multipathtcp=0",
+        "go_server",
+        "plain:127.0.0.1:{port}",
+    ];
     for command in [&granian[..], &go] {
         let mut run = ground.run(&["-w", "4", "-l", AT, "--name", "web"], command);
         run.ready();
         let clients = Clients::start(address(), "/", 2);
-        let (kept, counts) = keep_enough(|| kept::Kept::open(address()));
+        let (kept, counts) = keep_enough(|| Kept::open(address()));
         assert_even(&counts, 4);
         drop(kept);
         run.signal(Signal::HUP);
@@ -186,4 +223,27 @@ fn granian_and_go_keep_their_connections_even_through_restarts() {
         run.stop();
         assert_nothing_left(&ground);
     }
+}
+
+/// Go listens by Multipath TCP unless told otherwise. No program chooses such a listener.
+#[test]
+fn what_hinders_a_worker_is_said() {
+    let Some(ground) = isolated() else { return };
+    let command = ["go_server", "plain:127.0.0.1:{port}"];
+    let mut run = ground.run(&["-w", "2", "-l", AT], &command);
+    run.line("GODEBUG=multipathtcp=0");
+    run.stop();
+    let Some((_folder, binary, runtime)) = for_another_user("whoami.py") else {
+        return;
+    };
+    let mut command = as_nobody(false).expect("setpriv");
+    command.arg(binary).args(["run", "-l", AT, "--runtime-dir"]);
+    command.arg(runtime).args(["--", "a", "{port}"]);
+    let output = command.output().expect("runs");
+    let line = said(&output).last().cloned().expect("a sentence");
+    assert!(
+        line.contains("{port} in the command needs CAP_BPF"),
+        "{line}"
+    );
+    assert_eq!(output.status.code(), Some(1));
 }

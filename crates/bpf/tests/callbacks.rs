@@ -143,6 +143,7 @@ impl Ground {
             read_queues: false,
             datagrams: false,
             lookup: &[],
+            joins: &[],
         };
         let loaded = bpf::load(&plan).expect("load");
         assert!(loaded.missing.is_empty(), "{:?}", loaded.missing);

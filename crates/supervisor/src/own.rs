@@ -6,12 +6,14 @@ use super::Supervisor;
 use super::elsewhere;
 use super::listen::{self, Endpoint, ListenError};
 use super::report;
+use super::slot::{self, Slot};
 use super::watch::Watch;
 use rustix::net::sockopt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
+use wakeone_control::state::SlotRecord;
 use wakeone_kernel::proc::process::{descriptor_of, sockets_of, tree};
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::diag::{self, Which};
@@ -22,14 +24,17 @@ const LOOK: Duration = Duration::from_millis(20);
 /// A worker that listens elsewhere after this long is named.
 const LOOK_ELSEWHERE: Duration = Duration::from_secs(2);
 
-/// What was found of a worker that opens its own listeners.
+const MULTIPATH: &str = "it listens by Multipath TCP, for which the kernel lets no program choose; have it listen by plain TCP (Go: `env GODEBUG=multipathtcp=0` before the command)";
+const OUTSIDE: &str = "it was bound outside of the group's cgroup, which the server must not leave";
+
+/// The listeners that a worker has opened itself.
 enum Opened {
     /// It listens at all addresses, in their order.
     All(Vec<OwnedFd>),
     /// At some address nobody of it listens.
     NotYet,
-    /// It listens there, and others cannot.
-    Alone(SocketAddr),
+    /// It listens there, and others cannot: the reason, as the end of a sentence.
+    Alone(SocketAddr, &'static str),
 }
 
 /// Looks for the listeners that a process, or one below it, has opened at these addresses.
@@ -54,8 +59,11 @@ fn opened(pid: u32, endpoints: &[Endpoint]) -> io::Result<Opened> {
             return Ok(Opened::NotYet);
         };
         let listener = descriptor_of(holder, fd)?;
+        if socket::is_mptcp(&listener) {
+            return Ok(Opened::Alone(endpoint.address, MULTIPATH));
+        }
         if !sockopt::socket_reuseport(&listener)? {
-            return Ok(Opened::Alone(endpoint.address));
+            return Ok(Opened::Alone(endpoint.address, OUTSIDE));
         }
         listeners.push(listener);
     }
@@ -66,6 +74,19 @@ impl Supervisor {
     /// Whether the workers open their own listeners.
     pub fn opens_own(&self) -> bool {
         !self.homes.is_empty()
+    }
+
+    /// A slot's entry in the state file. Sockets that hold the addresses are no listeners of its worker.
+    pub(super) fn record(&self, slot: &Slot) -> SlotRecord {
+        let homes = slot::inodes(&self.homes);
+        let mut record = slot.state();
+        let beside = record.beside.iter_mut().flat_map(|one| &mut one.inodes);
+        for inode in record.inodes.iter_mut().chain(beside) {
+            if homes.contains(inode) {
+                *inode = 0;
+            }
+        }
+        record
     }
 
     /// Copies of the sockets that hold the addresses.
@@ -98,7 +119,7 @@ impl Watch<'_> {
             Ok(Opened::All(listeners)) => return self.take_own(slot, pid, listeners, beside),
             Ok(Opened::NotYet) if ran < LOOK_ELSEWHERE => {}
             Ok(Opened::NotYet) => self.name_elsewhere(slot, pid, beside),
-            Ok(Opened::Alone(at)) => self.tell_own(slot, &report::alone(slot, pid, at)),
+            Ok(Opened::Alone(at, why)) => self.tell_own(slot, &report::alone(slot, pid, at, why)),
             Err(error) => self.tell_own(slot, &report::unseen_own(slot, pid, &error)),
         }
         false

@@ -135,10 +135,8 @@ pub fn own_elsewhere(slot: usize, pid: u32, at: &str, wanted: &str) {
 }
 
 /// A worker's own listener cannot be shared.
-pub fn alone(slot: usize, pid: u32, at: SocketAddr) -> String {
-    format!(
-        "worker {slot} (pid {pid}) is not ready: its listener on {at} cannot be shared, as it was bound outside of the group's cgroup"
-    )
+pub fn alone(slot: usize, pid: u32, at: SocketAddr, why: &str) -> String {
+    format!("worker {slot} (pid {pid}) is not ready: its listener on {at} cannot be shared: {why}")
 }
 
 /// A worker's own listener cannot be had.

@@ -285,7 +285,7 @@ impl Supervisor {
             listen: self.endpoints.iter().copied().map(Into::into).collect(),
             backlog: self.backlog,
             task: self.task.clone(),
-            slots: self.slots.iter().map(|slot| slot.state()).collect(),
+            slots: self.slots.iter().map(|slot| self.record(slot)).collect(),
             workers: self.workers,
             serving: self.serving(),
             fixed: None,

@@ -355,8 +355,10 @@ impl State {
                 "a second worker lacks a listener",
             ),
             (
-                // The workers of others may share one queue.
-                inodes.into_iter().all(|inode| seen.insert(*inode))
+                // The workers of others may share one queue. 0: its worker has not opened its own yet.
+                inodes
+                    .into_iter()
+                    .all(|inode| *inode == 0 || seen.insert(*inode))
                     || self.attached
                     || self.one_queue,
                 "two slots have the same listener",

@@ -104,6 +104,7 @@ impl Ground {
             earlier_flows: false,
             shared_socket: false,
             lookup: &[],
+            joins: &[],
         }
     }
 

@@ -204,6 +204,7 @@ fn load_for_ever(pins: &Path) {
             read_queues: true,
             datagrams: false,
             lookup: &[],
+            joins: &[],
         };
         drop(bpf::load(&plan).expect("load"));
     }
@@ -255,6 +256,7 @@ fn halves_of_a_living_loader_are_left_alone() {
             read_queues: true,
             datagrams: false,
             lookup: &[],
+            joins: &[],
         };
         bpf::load(&plan).expect("load");
     }

@@ -9,7 +9,7 @@ use wakeone_control::state::{self, MOST_SLOTS};
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_steering::dispatcher;
 use wakeone_supervisor::address::Address;
-use wakeone_supervisor::{self, Options, group_name};
+use wakeone_supervisor::{self, Options, group_name, opens_own};
 
 /// How connections are to be steered. Settings that were left open may fall back to less; settings that were made may
 /// not.
@@ -103,6 +103,7 @@ pub(super) fn datagram_name(name: &str, protocols: Protocols) -> String {
 pub(super) fn check(options: &Options, config: &SteeringConfig) -> Result<(), Error> {
     check_datagrams(options, config)?;
     check_lookup(options, config)?;
+    check_own(options)?;
     if let Some((slot, _)) = config
         .weights
         .iter()
@@ -186,12 +187,28 @@ fn check_lookup(options: &Options, config: &SteeringConfig) -> Result<(), Error>
             "--lookup and --metrics-tracing cannot be together: the tracepoints' probes look at one port; leave one away",
         );
     }
-    let missing = capability::missing();
-    if !missing.is_empty() && !capability::has_over_all(Capability::CAP_SYS_ADMIN) {
-        return Err(Error::Refused(format!(
-            "--lookup needs {}: start as root or with these capabilities, or leave --lookup away",
-            missing.join(" and ")
-        )));
+    needs_program("--lookup", "leave --lookup away")
+}
+
+/// Refuses workers that open their own listeners where no program can have them share an address.
+fn check_own(options: &Options) -> Result<(), Error> {
+    if !opens_own(options) {
+        return Ok(());
     }
-    Ok(())
+    needs_program(
+        "{port} in the command",
+        "give the workers a listener by {fd}, if they take one",
+    )
+}
+
+/// Refuses what takes a program where none may be loaded.
+fn needs_program(what: &str, instead: &str) -> Result<(), Error> {
+    let missing = capability::missing();
+    if missing.is_empty() || capability::has_over_all(Capability::CAP_SYS_ADMIN) {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "{what} needs {}: start as root or with these capabilities, or {instead}",
+        missing.join(" and ")
+    )))
 }
