@@ -218,7 +218,9 @@ fn a_server_that_listens_elsewhere_is_not_ready_and_told_where() {
     let mut run = ground.run(&["-w", "1", "-l", ANY], &server);
     let line = run.line("is not ready: it listens on 127.0.0.1:");
     assert!(
-        line.contains("{fd}") && line.contains("wakeone run -- "),
+        ["{fd}", "{port}", "wakeone run -- "]
+            .iter()
+            .all(|word| line.contains(word)),
         "{line}"
     );
     let lines = run.stop();
@@ -235,7 +237,7 @@ fn a_server_that_listens_nowhere_is_told_what_it_may_lack_before_it_gets_connect
     let mut run = ground.run(&["-w", "1", "-l", ANY], &["sleep", "600"]);
     let line = run.line("does not accept yet");
     assert!(
-        ["{fd}", "LISTEN_FDS", "wakeone run -- "]
+        ["{fd}", "LISTEN_FDS", "{port}", "wakeone run -- "]
             .iter()
             .all(|word| line.contains(word)),
         "{line}"

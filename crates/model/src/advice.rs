@@ -24,11 +24,14 @@ pub fn own_sockets(name: &str, address: &str) -> String {
         "node" => {
             "node: `server.listen({ port, reusePort: true })` in each process (23.1 and newer), without cluster".into()
         }
+        "granian" => format!(
+            "granian: `wakeone run -w N -l {address} -- granian --workers 1 --port {{port}} APP`, where each has a socket"
+        ),
         "php-fpm" | "memcached" | "redis-server" => {
             format!("{name} cannot: one socket is all that it knows")
         }
         _ => format!(
-            "start it under Wakeone: `wakeone run -w N -l {address} -- COMMAND`, or set SO_REUSEPORT in each worker and listen there"
+            "start it under Wakeone: `wakeone run -w N -l {address} -- COMMAND`, with {{fd}} or {{port}} where it takes a listener or a port; or set SO_REUSEPORT in each worker and listen there"
         ),
     }
 }
@@ -59,6 +62,7 @@ fn server(name: &str) -> &str {
         "pdns_recursor",
         "pdns_server",
         "node",
+        "granian",
         "php-fpm",
         "memcached",
         "redis-server",
@@ -90,6 +94,10 @@ mod tests {
             ("pdns_recursor", "reuseport=yes"),
             ("pdns_server", "receiver-threads=N"),
             ("node", "reusePort: true"),
+            (
+                "granian",
+                "-l 0.0.0.0:80 -- granian --workers 1 --port {port}",
+            ),
             ("php-fpm8.2", "php-fpm8.2 cannot"),
             ("memcached", "memcached cannot"),
             ("redis-server", "redis-server cannot"),

@@ -77,7 +77,7 @@ pub fn nowhere(slot: usize, pid: u32, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it has closed that descriptor: give it the option by which this server takes one"
     } else {
-        "give it the listener by {fd} in its command, or the port by {port} if it takes no listener"
+        "give it the listener by {fd} in its command, or, as root, the port by {port} if it takes no listener; or start it as it is by `wakeone run -- CMD`"
     };
     tracing::warn!(
         event = "nowhere",
@@ -93,7 +93,7 @@ pub fn silent(slot: usize, pid: u32) {
         event = "silent",
         slot,
         pid,
-        "worker {slot} (pid {pid}) does not accept yet: without {{fd}} in its command it must take its listener by LISTEN_FDS, as from systemd; if this server does not, write {{fd}} where it takes a descriptor, or {{port}} where it takes a port"
+        "worker {slot} (pid {pid}) does not accept yet: without {{fd}} in its command it must take its listener by LISTEN_FDS, as from systemd; if this server does not, write {{fd}} where it takes a descriptor, or, as root, {{port}} where it takes a port; or start it as it is by `wakeone run -- CMD`"
     );
 }
 
@@ -112,7 +112,7 @@ pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it does not accept from that descriptor: give it the option by which this server takes one"
     } else {
-        "give it that listener by {fd} in its command, or the port by {port} if it takes no listener"
+        "give it that listener by {fd} in its command, or, as root, the port by {port} if it takes no listener; or start it as it is by `wakeone run -- CMD`"
     };
     tracing::warn!(
         event = "elsewhere",
