@@ -34,10 +34,7 @@ fn workers(ground: &Ground, count: usize) -> BTreeSet<u32> {
         let slots = group["slots"].as_array().expect("slots");
         slots.len() == count && slots.iter().all(|slot| slot["state"] == "up")
     });
-    slowly("those that were replaced have ended", || {
-        let state = std::fs::read_to_string(ground.runtime().join("web/state.json"));
-        !state.expect("state").contains("\"beside\"")
-    });
+    ground.nobody_retires("web");
     let answer: BTreeSet<u32> = everyone(address(), count).iter().map(pid_of).collect();
     assert_eq!(answer.len(), count);
     answer

@@ -38,10 +38,7 @@ fn workers(ground: &Ground, count: usize) -> BTreeSet<u32> {
     let pids = slots.iter().filter_map(|slot| slot["pid"].as_u64());
     let pids: BTreeSet<u32> = pids.map(|pid| pid as u32).collect();
     // One that leaves accepts from the queue of all until it ends.
-    slowly("the others end", || {
-        let state = std::fs::read_to_string(ground.runtime().join("web/state.json"));
-        !state.expect("state").contains("\"beside\"")
-    });
+    ground.nobody_retires("web");
     let answer: BTreeSet<u32> = everyone(address(), count).iter().map(pid_of).collect();
     assert_eq!(answer, pids);
     pids

@@ -154,6 +154,15 @@ impl Ground {
         )
     }
 
+    /// Waits until the workers of a group that were replaced, or are to leave, have ended.
+    pub fn nobody_retires(&self, group: &str) {
+        let state = self.runtime().join(group).join("state.json");
+        slowly("those that retire have ended", || {
+            let state = std::fs::read_to_string(&state).expect("state");
+            !state.contains("\"beside\"")
+        });
+    }
+
     /// The groups that have a folder.
     pub fn groups(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.runtime());

@@ -14,8 +14,7 @@ use wakeone_kernel::capability::Capability;
 use crate::error::Error;
 use crate::object::{program_name, take_message};
 use crate::pinned::{BUILD, Pinned, remove_pins};
-use crate::{datagram, dispatch};
-use crate::{join, lookup};
+use crate::{datagram, dispatch, join, lookup};
 use wakeone_kernel::capability;
 use wakeone_kernel::socket::private::Place;
 

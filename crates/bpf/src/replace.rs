@@ -13,8 +13,7 @@ use crate::notices::NOTICES;
 use crate::object::program_name;
 use crate::pinned::{BUILD, Pinned};
 use crate::recount::RELEASE_LINK;
-use crate::{LoadPlan, Loaded};
-use crate::{join, lookup};
+use crate::{LoadPlan, Loaded, join, lookup};
 
 /// Loads the programs of a pinned group anew, on its maps, and pins them in place of the old ones. The counting program is
 /// replaced within its link, so no connection goes uncounted. The caller attaches the selection programs: until then the

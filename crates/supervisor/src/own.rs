@@ -5,8 +5,9 @@
 use super::Supervisor;
 use super::elsewhere;
 use super::listen::{self, Endpoint, ListenError};
+use super::ready::LOOK_ELSEWHERE;
 use super::report;
-use super::slot::{self, Slot};
+use super::slot::{self, Slot, Worker};
 use super::watch::Watch;
 use rustix::net::sockopt;
 use std::io;
@@ -21,53 +22,45 @@ use wakeone_model::listener::Protocol;
 
 /// How often to look for a worker's listeners while it starts: it reads all of its descriptors.
 const LOOK: Duration = Duration::from_millis(20);
-/// A worker that listens elsewhere after this long is named.
-const LOOK_ELSEWHERE: Duration = Duration::from_secs(2);
 
 const MULTIPATH: &str = "it listens by Multipath TCP, for which the kernel lets no program choose; have it listen by plain TCP (Go: `env GODEBUG=multipathtcp=0` before the command)";
 const OUTSIDE: &str = "it was bound outside of the group's cgroup, which the server must not leave";
 
-/// The listeners that a worker has opened itself.
-enum Opened {
-    /// It listens at all addresses, in their order.
-    All(Vec<OwnedFd>),
-    /// At some address nobody of it listens.
-    NotYet,
-    /// It listens there, and others cannot: the reason, as the end of a sentence.
-    Alone(SocketAddr, &'static str),
-}
-
-/// Looks for the listeners that a process, or one below it, has opened at these addresses.
+/// The listeners that a process, or one below it, has opened at these addresses, in their order; `None`: not all yet.
 ///
 /// # Errors
-/// It may not be looked at, or its listener cannot be duplicated.
-fn opened(pid: u32, endpoints: &[Endpoint]) -> io::Result<Opened> {
+/// Why they cannot be had, as the end of a sentence.
+fn opened(pid: u32, endpoints: &[Endpoint]) -> Result<Option<Vec<OwnedFd>>, String> {
+    let unseen =
+        |error: io::Error| format!("its listener cannot be looked at: {error}; that needs root");
     let mut listeners = Vec::with_capacity(endpoints.len());
-    for endpoint in endpoints {
-        let there = diag::sockets_at(Protocol::Tcp, Which::Listening, endpoint.address)?;
-        let at = |inode: u64| {
-            there
-                .iter()
-                .any(|one| one.local == endpoint.address && one.socket.inode == inode)
+    for Endpoint { address, .. } in endpoints {
+        let Some(listener) = opened_at(pid, *address).map_err(unseen)? else {
+            return Ok(None);
         };
-        let held = tree(pid).find_map(|one| {
-            let held = sockets_of(one).ok()?;
-            let mut own = held.iter().filter(|(_, inode)| at(*inode));
-            own.next().map(|(fd, _)| (one, *fd))
-        });
-        let Some((holder, fd)) = held else {
-            return Ok(Opened::NotYet);
-        };
-        let listener = descriptor_of(holder, fd)?;
+        let alone = |why: &str| Err(format!("its listener on {address} cannot be shared: {why}"));
         if socket::is_mptcp(&listener) {
-            return Ok(Opened::Alone(endpoint.address, MULTIPATH));
+            return alone(MULTIPATH);
         }
-        if !sockopt::socket_reuseport(&listener)? {
-            return Ok(Opened::Alone(endpoint.address, OUTSIDE));
+        if !sockopt::socket_reuseport(&listener).unwrap_or(false) {
+            return alone(OUTSIDE);
         }
         listeners.push(listener);
     }
-    Ok(Opened::All(listeners))
+    Ok(Some(listeners))
+}
+
+fn opened_at(pid: u32, address: SocketAddr) -> io::Result<Option<OwnedFd>> {
+    let there = diag::sockets_at(Protocol::Tcp, Which::Listening, address)?;
+    let all = there.iter().filter(|one| one.local == address);
+    let inodes: Vec<u64> = all.map(|one| one.socket.inode).collect();
+    let held = tree(pid).find_map(|one| {
+        let held = sockets_of(one).ok()?;
+        let mut own = held.iter().filter(|(_, inode)| inodes.contains(inode));
+        own.next().map(|(fd, _)| (one, *fd))
+    });
+    held.map(|(holder, fd)| descriptor_of(holder, fd))
+        .transpose()
 }
 
 impl Supervisor {
@@ -97,77 +90,44 @@ impl Supervisor {
 }
 
 impl Watch<'_> {
-    /// Whether the worker of a slot, or its successor, has the listeners of its place. One that opens its own has them
-    /// once it listens.
+    /// Whether the worker of a slot, or the one that starts beside it, has the listeners of its place. One that opens its own
+    /// has them once it listens.
     pub(super) fn has_listeners(&mut self, slot: usize, beside: bool) -> bool {
-        let place = &self.group.slots[slot];
-        let (worker, listeners) = match beside {
-            false => (place.worker(), &place.listeners),
-            true => (place.successor.as_ref(), &place.spare),
-        };
-        if !self.group.opens_own() || listeners.iter().all(socket::listens) {
+        let opens_own = self.group.opens_own();
+        let (worker, listeners) = self.group.slots[slot].with_listeners(beside);
+        if !opens_own || listeners.iter().all(socket::listens) {
             return true;
         }
-        let Some((pid, ran)) = worker.map(|one| (one.process.pid(), one.ran())) else {
+        let Some(worker) =
+            worker.filter(|one| one.looked_own.is_none_or(|when| when.elapsed() >= LOOK))
+        else {
             return false;
         };
-        if self.own_looked[slot].is_some_and(|when| when.elapsed() < LOOK) {
-            return false;
-        }
-        self.own_looked[slot] = Some(Instant::now());
-        match opened(pid, &self.group.endpoints) {
-            Ok(Opened::All(listeners)) => return self.take_own(slot, pid, listeners, beside),
-            Ok(Opened::NotYet) if ran < LOOK_ELSEWHERE => {}
-            Ok(Opened::NotYet) => self.name_elsewhere(slot, pid, beside),
-            Ok(Opened::Alone(at, why)) => self.tell_own(slot, &report::alone(slot, pid, at, why)),
-            Err(error) => self.tell_own(slot, &report::unseen_own(slot, pid, &error)),
-        }
-        false
-    }
-
-    fn take_own(&mut self, slot: usize, pid: u32, listeners: Vec<OwnedFd>, beside: bool) -> bool {
-        if beside {
-            self.group.slots[slot].spare = listeners;
-            self.changed = true;
-            return true;
-        }
-        if let Err(why) = self.steer.serve_own(slot, pid, &listeners) {
-            self.tell_own(slot, &report::not_taken(slot, pid, &why));
-            return false;
-        }
-        self.group.slots[slot].listeners = listeners;
-        self.changed = true;
-        true
-    }
-
-    /// Names the address where a worker listens instead.
-    fn name_elsewhere(&mut self, slot: usize, pid: u32, beside: bool) {
-        let Some(at) = elsewhere::look(pid, &[], &[]).elsewhere else {
-            return;
+        worker.looked_own = Some(Instant::now());
+        let pid = worker.process.pid();
+        let taken = match opened(pid, &self.group.endpoints) {
+            Ok(Some(opened)) if beside => Ok(opened),
+            Ok(Some(opened)) => match self.steer.serve_own(slot, pid, &opened) {
+                Ok(()) => Ok(opened),
+                Err(why) => Err(format!("its listener cannot be steered: {why}")),
+            },
+            Ok(None) => {
+                name_elsewhere(slot, worker, &self.group.endpoints);
+                return false;
+            }
+            Err(why) => Err(why),
         };
-        let place = &mut self.group.slots[slot];
-        let worker = match beside {
-            false => place.worker_mut(),
-            true => place.successor.as_mut(),
-        };
-        if let Some(worker) = worker
-            && worker.elsewhere.replace(at) != Some(at)
-        {
-            let wanted: Vec<String> = self
-                .group
-                .endpoints
-                .iter()
-                .map(Endpoint::to_string)
-                .collect();
-            report::own_elsewhere(slot, pid, &elsewhere::shown(at), &wanted.join(" and "));
-        }
-    }
-
-    /// Logs why a worker's listeners cannot be taken, once for each worker.
-    fn tell_own(&mut self, slot: usize, sentence: &str) {
-        for worker in self.group.slots[slot].everyone_mut() {
-            if !worker.ready && !std::mem::replace(&mut worker.told_nowhere, true) {
-                tracing::error!(event = "own", slot, "{sentence}");
+        match taken {
+            Ok(opened) => {
+                *listeners = opened;
+                self.changed = true;
+                true
+            }
+            Err(why) => {
+                if !std::mem::replace(&mut worker.told_nowhere, true) {
+                    report::own_refused(slot, pid, &why);
+                }
+                false
             }
         }
     }
@@ -192,5 +152,19 @@ impl Watch<'_> {
         if let Ok(homes) = self.group.homes() {
             self.group.slots[slot].spare = homes;
         }
+    }
+}
+
+/// Names the address where a worker listens instead.
+fn name_elsewhere(slot: usize, worker: &mut Worker, wanted: &[Endpoint]) {
+    if worker.ran() < LOOK_ELSEWHERE {
+        return;
+    }
+    if let Some(at) = worker.whereabouts(&[], &[]).elsewhere
+        && worker.elsewhere.replace(at) != Some(at)
+    {
+        let wanted: Vec<String> = wanted.iter().map(Endpoint::to_string).collect();
+        let pid = worker.process.pid();
+        report::own_elsewhere(slot, pid, &elsewhere::shown(at), &wanted.join(" and "));
     }
 }

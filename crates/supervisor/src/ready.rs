@@ -16,7 +16,7 @@ const ALIVE_IS_READY: Duration = Duration::from_millis(500);
 /// unknown to us.
 const UNSEEN_IS_READY: Duration = Duration::from_secs(10);
 /// A worker that was not seen to accept within this time may listen somewhere else.
-const LOOK_ELSEWHERE: Duration = Duration::from_secs(2);
+pub(super) const LOOK_ELSEWHERE: Duration = Duration::from_secs(2);
 /// How often to look for that: it reads all of the worker's descriptors.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -178,7 +178,7 @@ impl Worker {
                 Whereabouts { elsewhere, .. } => nobody_accepts(elsewhere, ran),
             },
             Some(false) if ran < LOOK_ELSEWHERE => Verdict::NotYet,
-            Some(false) => match self.whereabouts(observed) {
+            Some(false) => match self.whereabouts(observed.given, observed.reserved) {
                 Whereabouts {
                     holds: true,
                     elsewhere: None,
@@ -195,14 +195,15 @@ impl Worker {
     /// Looks again if the last look saw the listeners: it may have closed them since, and now wait for something else.
     fn whereabouts_now(&mut self, observed: &Observation<'_>) -> Whereabouts {
         self.looked = self.looked.filter(|(_, seen)| !seen.holds);
-        self.whereabouts(observed)
+        self.whereabouts(observed.given, observed.reserved)
     }
 
-    fn whereabouts(&mut self, observed: &Observation<'_>) -> Whereabouts {
+    /// Looks where it listens, but not all the time.
+    pub(super) fn whereabouts(&mut self, given: &[u64], reserved: &[u64]) -> Whereabouts {
         match self.looked {
             Some((when, seen)) if when.elapsed() < LOOK_AGAIN => seen,
             _ => {
-                let seen = elsewhere::look(self.process.pid(), observed.given, observed.reserved);
+                let seen = elsewhere::look(self.process.pid(), given, reserved);
                 self.looked = Some((Instant::now(), seen));
                 seen
             }

@@ -7,7 +7,6 @@ use super::slot::Worker;
 use super::spawn::SpawnError;
 use super::wear::Wear;
 use nix::sys::signal::Signal;
-use std::net::SocketAddr;
 use std::time::Duration;
 use wakeone_control::steer::SteerEvent;
 use wakeone_model::layout::counted;
@@ -72,12 +71,15 @@ pub fn listens_again(endpoint: &Endpoint) {
     );
 }
 
+/// The hint where a command names no listener.
+const NAMES_NONE: &str = "give it the listener by {fd} in its command, or, as root, the port by {port} if it takes no listener; or start it as it is by `wakeone run -- CMD`";
+
 /// Logs that a worker has closed its listeners.
 pub fn nowhere(slot: usize, pid: u32, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it has closed that descriptor: give it the option by which this server takes one"
     } else {
-        "give it the listener by {fd} in its command, or, as root, the port by {port} if it takes no listener; or start it as it is by `wakeone run -- CMD`"
+        NAMES_NONE
     };
     tracing::warn!(
         event = "nowhere",
@@ -112,7 +114,7 @@ pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it does not accept from that descriptor: give it the option by which this server takes one"
     } else {
-        "give it that listener by {fd} in its command, or, as root, the port by {port} if it takes no listener; or start it as it is by `wakeone run -- CMD`"
+        NAMES_NONE
     };
     tracing::warn!(
         event = "elsewhere",
@@ -134,21 +136,14 @@ pub fn own_elsewhere(slot: usize, pid: u32, at: &str, wanted: &str) {
     );
 }
 
-/// A worker's own listener cannot be shared.
-pub fn alone(slot: usize, pid: u32, at: SocketAddr, why: &str) -> String {
-    format!("worker {slot} (pid {pid}) is not ready: its listener on {at} cannot be shared: {why}")
-}
-
-/// A worker's own listener cannot be had.
-pub fn unseen_own(slot: usize, pid: u32, error: &std::io::Error) -> String {
-    format!(
-        "worker {slot} (pid {pid}) is not ready: its listener cannot be looked at: {error}; that needs root"
-    )
-}
-
-/// A worker's own listener cannot be steered.
-pub fn not_taken(slot: usize, pid: u32, why: &str) -> String {
-    format!("worker {slot} (pid {pid}) is not ready: its listener cannot be steered: {why}")
+/// Logs why a worker's own listener cannot be had.
+pub fn own_refused(slot: usize, pid: u32, why: &str) {
+    tracing::error!(
+        event = "own",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) is not ready: {why}"
+    );
 }
 
 /// Logs that a worker's first process has ended and others of its group have not.

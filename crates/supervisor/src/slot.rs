@@ -39,6 +39,8 @@ pub struct Worker {
     pub elsewhere: Option<SocketAddr>,
     /// The last look for that: when, and the result.
     pub looked: Option<(Instant, Whereabouts)>,
+    /// The last look for listeners that it opens itself.
+    pub looked_own: Option<Instant>,
     /// The log already says that it listens nowhere.
     pub told_nowhere: bool,
     /// The log already says why it may not accept.
@@ -108,6 +110,7 @@ impl Worker {
             asked: None,
             elsewhere: None,
             looked: None,
+            looked_own: None,
             told_nowhere: false,
             told_silent: false,
         }
@@ -232,6 +235,17 @@ impl Slot {
             Some(worker)
         } else {
             None
+        }
+    }
+
+    /// The worker that serves them, or the one that starts beside it, with its listeners.
+    pub fn with_listeners(&mut self, beside: bool) -> (Option<&mut Worker>, &mut Vec<OwnedFd>) {
+        if beside {
+            return (self.successor.as_mut(), &mut self.spare);
+        }
+        match &mut self.phase {
+            Phase::Running(worker) => (Some(worker.as_mut()), &mut self.listeners),
+            Phase::Empty | Phase::Waiting { .. } => (None, &mut self.listeners),
         }
     }
 

@@ -66,12 +66,7 @@ impl Watch<'_> {
         let Some(pid) = place.successor.as_ref().map(|one| one.process.pid()) else {
             return;
         };
-        // Its own listeners may have made a group of their own, if no other worker listened.
-        let known = match self.group.opens_own() {
-            true => self.steer.serve_own(slot, pid, &place.spare),
-            false => Ok(()),
-        };
-        if let Err(why) = known.and_then(|()| self.steer.replace(slot, pid, &place.spare)) {
+        if let Err(why) = self.steer.replace(slot, pid, &place.spare) {
             roll.give_up(report::not_switched(slot, &why));
             return self.end_successor(slot);
         }

@@ -43,8 +43,6 @@ pub(super) struct Watch<'a> {
     pub(super) wear_due: Instant,
     /// The command about a worker that hangs.
     pub(super) hook: Option<Hook>,
-    /// When a slot's worker was last looked at for listeners of its own.
-    pub(super) own_looked: Vec<Option<Instant>>,
     /// All workers were ready once.
     pub(super) announced: bool,
     /// The slots changed since the state was written.
@@ -65,7 +63,6 @@ impl Supervisor {
     pub fn run(self, steer: &mut dyn Steer) -> Result<(), Error> {
         self.listen(|_| {})?; // if no caller did before
         let mut watch = Watch {
-            own_looked: vec![None; self.slots.len()],
             group: self,
             steer,
             roll: None,

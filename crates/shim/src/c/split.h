@@ -43,6 +43,7 @@ bool split_in_vfork_child(void);
 /* One thread at a time asks the broker, with all signals blocked: their handlers may fork, or receive. False: this
  * very thread is asking already (in the handler of a fault), or another one takes too long. */
 bool split_lock(void);
+/* The same, for as long as told. */
 bool split_lock_within(int64_t patience_ms);
 void split_unlock(void);
 /* Under the lock: whether a pending signal would have an effect once the lock is released. */

@@ -96,7 +96,7 @@ impl Steer for Agent {
 
     fn serve_own(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
         let copies = copies(listeners).map_err(|error| error.to_string())?;
-        self.with_dispatcher(|dispatcher| dispatcher.take(slot, copies))
+        self.with_dispatcher(|dispatcher| dispatcher.replace(slot, copies))
             .map_err(|error| error.to_string())?;
         lock(&self.core).slots[slot].baseline = None;
         self.worker_up(slot, pid);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_bpf::table::{self, flag};
+use wakeone_bpf::table;
 use wakeone_bpf::{self as bpf, Pinned};
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::diag::{self, Which};
@@ -127,12 +127,17 @@ impl Dispatcher {
         self.table().publish();
     }
 
-    /// Has the program choose other listeners of our own for a slot, one for each address. They listen already.
-    /// Connections that wait in the old ones stay there.
+    /// Has the program choose other listeners of our own for a slot, one for each address. They listen already, and may have
+    /// made a group of their own. Connections that wait in the old ones stay there.
     ///
     /// # Errors
     /// The kernel's answer; the old ones then keep their place.
     pub fn replace(&mut self, slot: usize, listeners: Vec<OwnedFd>) -> Result<(), bpf::Error> {
+        if !self.is_replaced() {
+            for (address, listener) in listeners.iter().enumerate() {
+                self.pinned.attach(address, listener.as_fd())?;
+            }
+        }
         let know = |pinned: &Pinned| {
             let mut all = listeners.iter();
             all.try_for_each(|one| pinned.know_listener(slot, one))
@@ -155,25 +160,11 @@ impl Dispatcher {
         put
     }
 
-    /// As [`Dispatcher::replace`], for listeners that the slot's worker has opened itself: the first may have made a group
-    /// of their own.
-    ///
-    /// # Errors
-    /// The kernel's answer; the old ones then keep their place.
-    pub fn take(&mut self, slot: usize, listeners: Vec<OwnedFd>) -> Result<(), bpf::Error> {
-        for (address, listener) in listeners.iter().enumerate() {
-            self.pinned.attach(address, listener.as_fd())?;
-        }
-        self.replace(slot, listeners)
-    }
-
-    /// Has a slot hold sockets that do not listen, one for each address: it is not chosen until [`Dispatcher::take`].
+    /// Has a slot hold sockets that do not listen, one for each address: it is not chosen until [`Dispatcher::replace`].
     pub fn park(&mut self, slot: usize, sockets: Vec<OwnedFd>) {
-        self.table().slot(slot).mark(flag::UP, false);
+        self.leave(slot);
         self.sockets[slot] = SlotSockets::Held(sockets);
         self.unsettled.remove(&slot);
-        self.left += 1;
-        self.table().publish();
     }
 
     /// Whether the map of listeners is full.
