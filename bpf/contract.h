@@ -242,7 +242,14 @@ struct wakeone_table {
 /* Written on each listener by user space; a connection is born with a copy. */
 struct wakeone_tag {
 	__u32 slot;
-	__u32 counted;
+	__u32 counted;      /* enum wakeone_tag_counted */
+};
+
+enum wakeone_tag_counted {
+	WAKEONE_TAG_UNCOUNTED = 0,
+	WAKEONE_TAG_COUNTED = 1,
+	/* It was open before the counting program came. */
+	WAKEONE_TAG_EARLY = 2,
 };
 
 /* In place of the slot that a connection moves to: the kernel chooses. */

@@ -36,19 +36,23 @@ static __always_inline __u32 final_slot(void *ctx, const struct wakeone_tag *tag
 }
 
 /* ctx: of a program that runs for the connection's socket. A reset may run this
- * beside the close. */
-static __always_inline void count_out(void *ctx, struct wakeone_tag *tag)
+ * beside the close. Returns how it was counted: enum wakeone_tag_counted. */
+static __always_inline __u32 count_out(void *ctx, struct wakeone_tag *tag)
 {
-	__u32 slot;
+	__u32 slot, counted;
 
-	if (!tag || !tag->counted || !__sync_lock_test_and_set(&tag->counted, 0))
-		return;
+	if (!tag || !tag->counted)
+		return WAKEONE_TAG_UNCOUNTED;
+	counted = __sync_lock_test_and_set(&tag->counted, WAKEONE_TAG_UNCOUNTED);
+	if (!counted)
+		return counted;
 	slot = final_slot(ctx, tag);
 	if (slot < WAKEONE_MAX_SLOTS) {
 		wakeone_leave(&table, slot);
 		ADD(wakeone_slot_at(&table, slot)->closed, 1);
 		wakeone_note_progress(&table, slot, bpf_ktime_get_ns());
 	}
+	return counted;
 }
 
 #endif

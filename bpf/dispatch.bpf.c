@@ -319,7 +319,7 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 	}
 	if (tag->counted)
 		return;
-	tag->counted = 1;
+	tag->counted = WAKEONE_TAG_COUNTED;
 	/* An idle worker accepts at once. */
 	if (!wakeone_load(wakeone_slot_at(&table, tag->slot), WAKEONE_BY_ACTIVE))
 		wakeone_note_progress(&table, tag->slot, bpf_ktime_get_ns());

@@ -8,9 +8,10 @@
  * is put there before its count of references is set (reqsk_queue_hash_req,
  * net/ipv4/inet_connection_sock.c), and that forgets the iterator's. So the
  * request is freed while it waits in the accept queue: the kernel warns of a use
- * after free, and a connection is lost. User space lists the sockets by
- * sock_diag, which passes over such requests, and hands each to a program by its
- * addresses.
+ * after free, and a connection is lost. Nor is an iterator over the tags: it takes
+ * no reference, and a socket that is freed meanwhile stops Linux 7.0 and newer (see
+ * `queues`). User space lists the sockets and their tags by sock_diag, which is
+ * free of both, and hands those without a tag to a program by their addresses.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -23,7 +24,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-enum { STATE_ESTABLISHED = 1, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
+enum { STATE_ESTABLISHED = 1, STATE_CLOSE_WAIT = 8 };
 
 struct sock {
 	struct sock_common __sk_common;
@@ -46,7 +47,19 @@ struct bpf_iter__bpf_sk_storage_map {
 	void *value;
 } __attribute__((preserve_access_index));
 
-/* ---- who has a tag, and who waits in which queue ------------------------ */
+/* ---- who waits in which queue -------------------------------------------- */
+
+/* The listeners whose queues are to be read. User space holds each of them while
+ * it is in here. So none is freed beside the walk: that is where the kernel reads
+ * a storage's owner without a look at whether there is one
+ * (__bpf_sk_storage_map_seq_show, net/core/bpf_sk_storage.c; since Linux 7.0 the
+ * end of a socket sets that pointer to null). */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} queues SEC(".maps");
 
 /* Cookie of a connection that waits -> slot of its queue. */
 struct {
@@ -80,37 +93,18 @@ static int note_waiting(__u32 i, struct walk *walk)
 
 /* The queue may change beside this. A connection that is missed was accepted
  * meanwhile, and the next attempt knows its holder. */
-static __always_inline void note_queue(struct sock *sk)
+SEC("iter/bpf_sk_storage_map")
+int wakeone_queued(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
-	struct inet_connection_sock *listener = (void *)sk;
-	__u64 cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
-	__u32 *slot = bpf_map_lookup_elem(&listeners, &cookie);
+	struct inet_connection_sock *listener = (void *)ctx->sk;
+	__u32 *slot = ctx->value;
 	struct walk walk;
 
-	if (!slot)
-		return;
-	walk.slot = *slot & ~WAKEONE_UNSETTLED;
+	if (!listener || !slot)
+		return 0;
+	walk.slot = *slot;
 	walk.next = BPF_CORE_READ(listener, icsk_accept_queue.rskq_accept_head);
 	bpf_loop(MOST_WAITING, note_waiting, &walk, 0);
-}
-
-/* Tells the cookies of the connections that have a tag. Those without a cookie
- * were born after the list of sockets was made, which gives each one. */
-SEC("iter/bpf_sk_storage_map")
-int wakeone_known(struct bpf_iter__bpf_sk_storage_map *ctx)
-{
-	struct sock *sk = ctx->sk;
-	__u64 cookie;
-
-	if (!sk)
-		return 0;
-	if (BPF_CORE_READ(sk, __sk_common.skc_state) == STATE_LISTEN) {
-		note_queue(sk);
-		return 0;
-	}
-	cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
-	if (cookie)
-		bpf_seq_write(ctx->meta->seq, &cookie, sizeof(cookie));
 	return 0;
 }
 
@@ -127,6 +121,12 @@ struct wakeone_open {
 	__u32 waits;  /* nobody has accepted it yet */
 	__u64 cookie;
 };
+
+/* How many of them are counted by their tags, by the tags' slots. sock_diag does
+ * not list those that the client has reset and the server has not closed. */
+struct {
+	__s64 slot[WAKEONE_MAX_SLOTS];
+} early SEC(".data.early") = {};
 
 enum wakeone_counted_in {
 	WAKEONE_IN_GONE = 0,      /* it is not open any more */
@@ -168,7 +168,7 @@ static __always_inline void forget_left_out(__u64 cookie)
 
 static __always_inline int count(struct bpf_sock *sk, const struct wakeone_open *one)
 {
-	struct wakeone_tag fresh = { .slot = one->slot, .counted = 1 }, *tag;
+	struct wakeone_tag fresh = { .slot = one->slot, .counted = WAKEONE_TAG_EARLY }, *tag;
 
 	if (!is_open(sk))
 		return WAKEONE_IN_GONE;
@@ -180,12 +180,14 @@ static __always_inline int count(struct bpf_sock *sk, const struct wakeone_open 
 	tag = bpf_sk_storage_get(&tags, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!tag)
 		return leave_out(one->cookie, one->waits);
+	ADD(early.slot[fresh.slot], 1);
 	forget_left_out(one->cookie);
 	wakeone_enter(&table, fresh.slot);
 	ADD(wakeone_slot_at(&table, fresh.slot)->established, 1);
 	if (is_open(sk) || !__sync_lock_test_and_set(&tag->counted, 0))
 		return WAKEONE_IN_COUNTED;
 	/* It closed before it had the tag. */
+	ADD(early.slot[fresh.slot], -1);
 	wakeone_leave(&table, fresh.slot);
 	ADD(wakeone_slot_at(&table, fresh.slot)->closed, 1);
 	return WAKEONE_IN_GONE;
@@ -229,24 +231,9 @@ int wakeone_count_in(struct __sk_buff *skb)
 SEC("cgroup/sock_release")
 int wakeone_release(struct bpf_sock *sk)
 {
-	count_out(sk, bpf_sk_storage_get(&tags, sk, 0, 0));
+	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
+
+	if (count_out(sk, tag) == WAKEONE_TAG_EARLY)
+		ADD(early.slot[tag->slot & (WAKEONE_MAX_SLOTS - 1)], -1);
 	return 1;
-}
-
-/* ---- counting all of them again ------------------------------------------ */
-
-/* How many open connections the tags of each slot count: `active` without the
- * notes of moves. */
-struct {
-	__u64 slot[WAKEONE_MAX_SLOTS];
-} tagged SEC(".data.tagged") = {};
-
-SEC("iter/bpf_sk_storage_map")
-int wakeone_tagged(struct bpf_iter__bpf_sk_storage_map *ctx)
-{
-	struct wakeone_tag *tag = ctx->value;
-
-	if (tag && tag->counted && tag->slot < WAKEONE_MAX_SLOTS)
-		ADD(tagged.slot[tag->slot & (WAKEONE_MAX_SLOTS - 1)], 1);
-	return 0;
 }

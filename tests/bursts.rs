@@ -138,7 +138,15 @@ fn each_worker_gets_its_share_of_a_burst_whoever_is_woken() {
             eventually("all are counted out", || active() == 0);
             let kept = burst(|_| ());
             most.push(counted(&kept)[0]);
-            eventually("all are counted", || active() == BURST as i64);
+            let mut last = 0;
+            eventually("all are counted", || {
+                let now = active();
+                if now != last {
+                    println!("{now} are counted");
+                }
+                last = now;
+                now == BURST as i64
+            });
         }
         println!("{wakes}: the busiest one gets {most:?}");
         assert!(is_even(&most), "{wakes}: {most:?}");

@@ -284,7 +284,11 @@ impl Run {
 
     /// Waits for `ready:`, and returns the address.
     pub fn ready(&mut self) -> SocketAddr {
-        let line = self.line("ready: ");
+        let mut line = self.line("ready: ");
+        // In a slow machine it warns of workers that take long.
+        while line.contains("not ready: ") {
+            line = self.line("ready: ");
+        }
         let address = line
             .split_once(" on ")
             .and_then(|(_, rest)| rest.split([' ', ',']).next())

@@ -1,8 +1,9 @@
 //! Counts in the connections that were open before a group was steered, and counts all of them again.
 //!
-//! `bpf/recount.bpf.c`: iterators over the tags of a group, and a program that is run for each connection.
+//! sock_diag lists the connections and their tags, and a program is run for each of those that have none
+//! (`bpf/recount.bpf.c`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -11,11 +12,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, MapMut, ProgramMut, libbpf_sys};
-use wakeone_kernel::socket::diag::{self, Entry, Which};
-use wakeone_model::listener::Protocol;
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, libbpf_sys};
+use wakeone_kernel::socket;
+use wakeone_kernel::socket::diag::{self, Entry};
 
-use crate::contract::number::{FROZEN, UNSETTLED};
+use crate::contract::number::{FROZEN, TAG_COUNTED, UNSETTLED};
 use crate::error::failed;
 use crate::object::{clear, keep};
 use crate::skeletons::recount::{OpenRecountMaps, RecountSkel, RecountSkelBuilder};
@@ -33,15 +34,19 @@ pub struct Recounted {
 /// Counts in connections that were open before. It is loaded once and may run often.
 #[derive(Debug)]
 pub struct CountIn {
-    /// The iterator tells which connections have tags, and notes who waits in which queue.
-    known: Link,
+    /// The iterator notes who waits in the queues of `queues`.
+    queued: Link,
+    queues: MapHandle,
+    waiting: MapHandle,
     count_in: OwnedFd,
     listeners: MapHandle,
-    waiting: MapHandle,
+    tags: MapHandle,
 }
 
 /// The name under which the link is pinned that counts those connections out again.
 pub(crate) const RELEASE_LINK: &str = "release_link";
+/// The name under which their numbers are pinned.
+const EARLY: &str = "early";
 
 impl CountIn {
     /// Loads the programs for a pinned group, whose listeners were created in `cgroup`. From then on a connection is counted
@@ -50,46 +55,57 @@ impl CountIn {
     /// # Errors
     /// `EPERM` without CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN; or the kernel has no such programs.
     pub fn of(pins: &Path, cgroup: &Path) -> io::Result<Self> {
-        load(pins, true, |loaded| {
-            let release = pins.join(RELEASE_LINK);
-            if !release.exists() {
-                let mut link = loaded
-                    .progs
-                    .wakeone_release
-                    .attach_cgroup(File::open(cgroup)?.as_raw_fd())
-                    .map_err(|e| failed("attaching the program for closed sockets", &e))?;
-                link.pin(release)
-                    .map_err(|e| failed("pinning the program for closed sockets", &e))?;
-            }
-            Ok(Self {
-                known: attach(&loaded.progs.wakeone_known, &loaded.maps.tags)?,
-                count_in: loaded.progs.wakeone_count_in.as_fd().try_clone_to_owned()?,
-                listeners: keep(&loaded.maps.listeners)?,
-                waiting: keep(&loaded.maps.waiting)?,
-            })
+        // libbpf's message on standard error is in the error, too.
+        libbpf_rs::set_print(None);
+        let mut storage = MaybeUninit::uninit();
+        let mut open = RecountSkelBuilder::default()
+            .open(&mut storage)
+            .map_err(|e| failed("reading the recount", &e))?;
+        share_maps(&mut open.maps, pins)?;
+        let mut loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
+        count_out_at_release(&mut loaded, pins, cgroup)?;
+        let queued = loaded
+            .progs
+            .wakeone_queued
+            .attach_iter(loaded.maps.queues.as_fd())
+            .map_err(|e| failed("attaching the recount", &e))?;
+        Ok(Self {
+            queued,
+            queues: keep(&loaded.maps.queues)?,
+            waiting: keep(&loaded.maps.waiting)?,
+            count_in: loaded.progs.wakeone_count_in.as_fd().try_clone_to_owned()?,
+            listeners: keep(&loaded.maps.listeners)?,
+            tags: keep(&loaded.maps.tags)?,
         })
     }
 
     /// Counts in the connections that a listener's address had open before. `held`: inodes of accepted connections and the slots
-    /// of the workers that hold them. Connections that are counted already stay as they are. So it may be repeated for
-    /// connections that were accepted meanwhile. Waiting connections that cannot be counted are marked: see
-    /// [`crate::notes::Notes`].
+    /// of the workers that hold them. `listeners`: those whose queues are read. Connections that are counted already stay
+    /// as they are. So it may be repeated for connections that were accepted meanwhile. Waiting connections that cannot be
+    /// counted are marked: see [`crate::notes::Notes`].
     ///
     /// # Errors
     /// The kernel's.
-    pub fn run(&self, listener: SocketAddr, held: &HashMap<u64, usize>) -> io::Result<Recounted> {
+    pub fn run(
+        &self,
+        listener: SocketAddr,
+        held: &HashMap<u64, usize>,
+        listeners: &[impl AsFd],
+    ) -> io::Result<Recounted> {
         let unsettled: Vec<Vec<u8>> = self.listeners.keys().collect();
         let any = listener.ip().is_unspecified();
-        // It also gives each of them the cookie by which they are known below.
-        let mut open = diag::sockets_at(Protocol::Tcp, Which::Open, listener)?;
-        open.retain(|one| any || one.local.ip() == listener.ip());
-        clear(&self.waiting)?;
-        let known = cookies(&told(&self.known)?);
-        let mut sum = Recounted::default();
-        for one in &open {
-            if known.contains(&one.socket.cookie) {
-                continue;
+        let mut untagged = Vec::new();
+        // It also gives each of them the cookie by which those that wait are known.
+        diag::connections_with(self.tags.as_fd(), listener.port(), &mut |one, tag| {
+            let concerns = one.local.is_ipv6() == listener.is_ipv6()
+                && (any || one.local.ip() == listener.ip());
+            if concerns && tag.is_none() {
+                untagged.push(one);
             }
+        })?;
+        self.note_waiting(listeners)?;
+        let mut sum = Recounted::default();
+        for one in &untagged {
             let slot = match one.socket.inode {
                 0 => self.queue_of(one.socket.cookie)?,
                 inode => held.get(&inode).and_then(|slot| u32::try_from(*slot).ok()),
@@ -102,6 +118,34 @@ impl CountIn {
         }
         settle(&self.listeners, &unsettled);
         Ok(sum)
+    }
+
+    /// Notes which connections wait in the queues of these listeners.
+    fn note_waiting(&self, listeners: &[impl AsFd]) -> io::Result<()> {
+        clear(&self.waiting)?;
+        let key = |one: &dyn AsFd| one.as_fd().as_raw_fd().to_ne_bytes();
+        for one in listeners {
+            let cookie = socket::cookie(one.as_fd())?.to_ne_bytes();
+            let known = self.listeners.lookup(&cookie, MapFlags::ANY);
+            let known = known.map_err(|e| failed("reading the listeners", &e))?;
+            let Some(Ok(number)) = known.map(|bytes| bytes.try_into().map(u32::from_ne_bytes))
+            else {
+                continue;
+            };
+            self.queues
+                .update(
+                    &key(one),
+                    &(number & !UNSETTLED).to_ne_bytes(),
+                    MapFlags::ANY,
+                )
+                .map_err(|e| failed("marking a listener", &e))?;
+        }
+        let walked = walk(&self.queued);
+        for one in listeners {
+            // It fails for those that are not known.
+            let _ = self.queues.delete(&key(one));
+        }
+        walked
     }
 
     /// The slot in whose queue a connection waits.
@@ -157,41 +201,28 @@ fn packet(one: &Entry, slot: Option<u32>) -> Vec<u8> {
     packet
 }
 
-fn cookies(told: &[u8]) -> HashSet<u64> {
-    let words = told.as_chunks().0.iter();
-    words.map(|word| u64::from_ne_bytes(*word)).collect()
-}
-
-/// Loads the programs that count in, or else the one that counts by tags, on a group's maps. Returns what `kept` keeps.
-fn load<T>(
+/// Has connections that are counted in counted out when their sockets are closed.
+fn count_out_at_release(
+    loaded: &mut RecountSkel<'_>,
     pins: &Path,
-    counts_in: bool,
-    kept: impl FnOnce(&RecountSkel<'_>) -> io::Result<T>,
-) -> io::Result<T> {
-    // libbpf's message on standard error is in the error, too.
-    libbpf_rs::set_print(None);
-    let mut storage = MaybeUninit::uninit();
-    let mut open = RecountSkelBuilder::default()
-        .open(&mut storage)
-        .map_err(|e| failed("reading the recount", &e))?;
-    share_maps(&mut open.maps, pins)?;
-    for program in [
-        &mut open.progs.wakeone_known,
-        &mut open.progs.wakeone_count_in,
-        &mut open.progs.wakeone_release,
-    ] {
-        program.set_autoload(counts_in);
+    cgroup: &Path,
+) -> io::Result<()> {
+    let early = pins.join(EARLY);
+    if !early.exists() {
+        let pinned = loaded.maps.data_early.pin(early);
+        pinned.map_err(|e| failed("pinning the numbers of early connections", &e))?;
     }
-    open.progs.wakeone_tagged.set_autoload(!counts_in);
-    let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
-    kept(&loaded)
-}
-
-/// Attaches an iterator over the tags of a group.
-fn attach(program: &ProgramMut<'_>, tags: &MapMut<'_>) -> io::Result<Link> {
-    program
-        .attach_iter(tags.as_fd())
-        .map_err(|e| failed("attaching the recount", &e))
+    let (at, program) = (pins.join(RELEASE_LINK), &loaded.progs.wakeone_release);
+    if at.exists() {
+        // An older build's does not keep those numbers.
+        let link = Link::open(at).and_then(|mut link| link.update_prog(program));
+        return link.map_err(|e| failed("replacing the program for closed sockets", &e));
+    }
+    let mut link = program
+        .attach_cgroup(File::open(cgroup)?.as_raw_fd())
+        .map_err(|e| failed("attaching the program for closed sockets", &e))?;
+    link.pin(at)
+        .map_err(|e| failed("pinning the program for closed sockets", &e))
 }
 
 /// Has the recount use a group's maps.
@@ -201,10 +232,15 @@ fn share_maps(maps: &mut OpenRecountMaps<'_>, pins: &Path) -> io::Result<()> {
         (&mut maps.listeners, "listeners"),
         (&mut maps.tags, "tags"),
         (&mut maps.moved, "moved"),
+        // Not there before the first of these programs.
+        (&mut maps.data_early, EARLY),
     ];
     for (map, name) in maps {
-        map.reuse_pinned_map(pins.join(name))
-            .map_err(|e| failed("sharing the group's maps", &e))?;
+        let pin = pins.join(name);
+        if name != EARLY || pin.exists() {
+            map.reuse_pinned_map(pin)
+                .map_err(|e| failed("sharing the group's maps", &e))?;
+        }
     }
     Ok(())
 }
@@ -226,54 +262,70 @@ fn settle(listeners: &MapHandle, keys: &[Vec<u8>]) {
 /// Counts the open connections of a group.
 #[derive(Debug)]
 pub struct OpenConnections {
-    link: Link,
-    tagged: MapHandle,
+    tags: MapHandle,
+    /// `None`: no connection was ever counted in.
+    early: Option<MapHandle>,
 }
 
 impl OpenConnections {
-    /// Loads the program. It is loaded once and may run often.
+    /// Opens the maps of a pinned group.
     ///
     /// # Errors
-    /// As [`CountIn::of`].
+    /// `EPERM` without CAP_BPF.
     pub fn of(pins: &Path) -> io::Result<Self> {
-        load(pins, false, |loaded| {
-            Ok(Self {
-                link: attach(&loaded.progs.wakeone_tagged, &loaded.maps.tags)?,
-                tagged: keep(&loaded.maps.data_tagged)?,
-            })
+        let open = |name: &str| {
+            MapHandle::from_pinned_path(pins.join(name))
+                .map_err(|e| failed("opening the group's maps", &e))
+        };
+        let early = pins.join(EARLY).exists();
+        Ok(Self {
+            tags: open("tags")?,
+            early: early.then(|| open(EARLY)).transpose()?,
         })
     }
 
-    /// Returns how many open connections the tags of each slot count. The counts of moved ones are in the notes.
+    /// Returns how many open connections with this local port (0: any) the tags of each slot count. The counts of moved ones
+    /// are in the notes.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn tagged(&self) -> io::Result<Vec<i64>> {
-        let key = 0_u32.to_ne_bytes();
-        self.tagged
-            .update(&key, &[0; 8 * MAX_SLOTS], MapFlags::ANY)
-            .map_err(|e| failed("clearing the recount", &e))?;
-        told(&self.link)?;
-        let counts = self
-            .tagged
-            .lookup(&key, MapFlags::ANY)
-            .map_err(|e| failed("reading the recount", &e))?
-            .unwrap_or_default();
-        let counts = counts.as_chunks().0.iter();
-        Ok(counts.map(|word| i64::from_ne_bytes(*word)).collect())
+    pub fn tagged(&self, port: u16) -> io::Result<Vec<i64>> {
+        let mut open = self.early()?;
+        open.resize(MAX_SLOTS, 0);
+        diag::connections_with(self.tags.as_fd(), port, &mut |_, tag| {
+            let counting = tag.and_then(slot_that_counts);
+            if let Some(open) = counting.and_then(|slot| open.get_mut(slot)) {
+                *open += 1;
+            }
+        })?;
+        Ok(open)
+    }
+
+    /// The numbers of those that were counted in. They are not taken from the list of sockets: one that the client has
+    /// reset is counted until the server closes it, and not listed.
+    fn early(&self) -> io::Result<Vec<i64>> {
+        let Some(early) = &self.early else {
+            return Ok(Vec::new());
+        };
+        let numbers = early
+            .lookup(&0_u32.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|e| failed("reading the numbers of early connections", &e))?;
+        let numbers = numbers.unwrap_or_default();
+        let numbers = numbers.as_chunks().0.iter();
+        Ok(numbers.map(|word| i64::from_ne_bytes(*word)).collect())
     }
 }
 
-/// One walk over a group's tags. Returns what the program tells; reading drives it.
-fn told(link: &Link) -> io::Result<Vec<u8>> {
+/// The slot of a tag (`struct wakeone_tag`) that counts, and is not early.
+fn slot_that_counts(tag: &[u8]) -> Option<usize> {
+    let [slot, counted] = tag.as_chunks().0 else {
+        return None;
+    };
+    (u32::from_ne_bytes(*counted) == TAG_COUNTED).then_some(u32::from_ne_bytes(*slot) as usize)
+}
+
+/// One walk over the marked queues: reading drives it.
+fn walk(link: &Link) -> io::Result<()> {
     let mut iterator = Iter::new(link).map_err(|e| failed("starting the recount", &e))?;
-    let mut told = Vec::new();
-    loop {
-        match iterator.read_to_end(&mut told) {
-            Ok(_) => return Ok(told),
-            // After a million tags of which nothing is told (MAX_ITER_OBJECTS, kernel/bpf/bpf_iter.c).
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
+    iterator.read_to_end(&mut Vec::new()).map(drop)
 }

@@ -6,9 +6,10 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use netlink_packet_core::Nla as _;
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
+use netlink_packet_core::{DefaultNla, Emitable as _, Nla as _, NlaBuffer, NlasIterator};
+use netlink_packet_core::{NLA_TYPE_MASK, NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_packet_sock_diag::SockDiagMessage;
 use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{
@@ -191,15 +192,11 @@ const STATE_ESTABLISHED: u8 = 1;
 const STATE_SYN_RECV: u8 = 3;
 
 fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
-    let netlink = connected()?;
     let mut found = Vec::new();
     for family in families {
-        netlink.send(&request(*family, protocol, which, port), 0)?;
-        receive(&netlink, &mut |message| {
-            let SockDiagMessage::InetResponse(response) = message else {
-                return;
-            };
-            let entry = entry(protocol, &response);
+        let request = request(*family, protocol, which, port);
+        ask(&request, &mut |response| {
+            let entry = entry(protocol, response);
             // The kernel filters by port for TCP and by the whole id for UDP: not all versions alike.
             let wanted = port == 0 || entry.local.port() == port;
             if wanted && (which != Which::Listening || entry.peer.port() == 0) {
@@ -208,6 +205,63 @@ fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Res
         })?;
     }
     Ok(found)
+}
+
+/// Sends a request, and hands over each socket of the answer.
+fn ask(request: &[u8], found: &mut dyn FnMut(&InetResponse)) -> io::Result<()> {
+    let netlink = connected()?;
+    netlink.send(request, 0)?;
+    receive(&netlink, &mut |message| {
+        if let SockDiagMessage::InetResponse(response) = message {
+            found(&response);
+        }
+    })
+}
+
+/// Hands over each TCP connection of this thread's network namespace with this local port (0: any), and the value that
+/// a map of the type `SK_STORAGE` has for it.
+///
+/// The kernel holds a reference of the socket while it reads the value (`bpf_sk_storage_diag_put`,
+/// net/core/bpf_sk_storage.c). An iterator over such a map holds none, and since Linux 7.0 it reads through a null pointer
+/// where a socket is freed meanwhile.
+///
+/// # Errors
+/// Without CAP_BPF, and those of [`sockets`].
+pub fn connections_with(
+    storage: BorrowedFd<'_>,
+    port: u16,
+    found: &mut dyn FnMut(Entry, Option<&[u8]>),
+) -> io::Result<()> {
+    for family in FAMILIES {
+        // With TFO a connection is there before its handshake has ended.
+        let states = states(Protocol::Tcp, Which::Open) | StateFlags::SYN_RECV;
+        let (flags, none) = (NLM_F_REQUEST | NLM_F_DUMP, ExtensionFlags::empty());
+        let mut request = message(
+            flags,
+            family,
+            Protocol::Tcp,
+            none,
+            states,
+            at_port(family, port),
+        );
+        let map = storage.as_raw_fd().to_ne_bytes();
+        let nested = attribute(SK_DIAG_BPF_STORAGE_REQ_MAP_FD, &map);
+        append(&mut request, INET_DIAG_REQ_SK_BPF_STORAGES, &nested);
+        ask(&request, &mut |response| {
+            let stored = other(response, INET_DIAG_SK_BPF_STORAGES);
+            let value = stored.and_then(|stored| value_of_one_map(&stored));
+            found(entry(Protocol::Tcp, response), value.as_deref());
+        })?;
+    }
+    Ok(())
+}
+
+/// The value in an answer that tells those of one map.
+fn value_of_one_map(nested: &[u8]) -> Option<Vec<u8>> {
+    let map = NlaBuffer::new_checked(nested).ok()?;
+    let mut told = NlasIterator::new(map.value()).flatten();
+    let value = told.find(|one| one.kind() == SK_DIAG_BPF_STORAGE_MAP_VALUE)?;
+    Some(value.value().to_vec())
 }
 
 fn states(protocol: Protocol, which: Which) -> StateFlags {
@@ -229,22 +283,38 @@ fn states(protocol: Protocol, which: Which) -> StateFlags {
 }
 
 /// include/uapi/linux/inet_diag.h
+const INET_DIAG_REQ_SK_BPF_STORAGES: u16 = 2;
 const INET_DIAG_REQ_PROTOCOL: u16 = 3;
+const INET_DIAG_SK_BPF_STORAGES: u16 = 20;
 const INET_DIAG_CGROUP_ID: u16 = 21;
 
+/// include/uapi/linux/sock_diag.h
+const SK_DIAG_BPF_STORAGE_REQ_MAP_FD: u16 = 1;
+const SK_DIAG_BPF_STORAGE_MAP_VALUE: u16 = 3;
+
 fn request(family: u8, protocol: Protocol, which: Which, port: u16) -> Vec<u8> {
-    let mut socket_id = if family == FAMILIES[0] {
-        SocketId::new_v4()
-    } else {
-        SocketId::new_v6()
-    };
-    socket_id.source_port = port;
     let extensions = match which {
         Which::Waiting => ExtensionFlags::SKMEMINFO | ExtensionFlags::INFO,
         _ => ExtensionFlags::SKMEMINFO,
     };
     let (flags, states) = (NLM_F_REQUEST | NLM_F_DUMP, states(protocol, which));
-    message(flags, family, protocol, extensions, states, socket_id)
+    message(
+        flags,
+        family,
+        protocol,
+        extensions,
+        states,
+        at_port(family, port),
+    )
+}
+
+fn at_port(family: u8, port: u16) -> SocketId {
+    let mut id = match family == FAMILIES[0] {
+        true => SocketId::new_v4(),
+        false => SocketId::new_v6(),
+    };
+    id.source_port = port;
+    id
 }
 
 fn message(
@@ -271,13 +341,24 @@ fn message(
     };
     let mut bytes = encoded(flags, SockDiagMessage::InetRequest(request));
     if protocol == Protocol::Mptcp {
-        // 262 does not fit the header's byte: an attribute says it, which the library has no word for.
-        bytes.extend(8_u16.to_ne_bytes());
-        bytes.extend(INET_DIAG_REQ_PROTOCOL.to_ne_bytes());
-        bytes.extend((number as u32).to_ne_bytes());
-        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        bytes[..4].copy_from_slice(&length.to_ne_bytes());
+        // 262 does not fit the header's byte: an attribute says it.
+        append(&mut bytes, INET_DIAG_REQ_PROTOCOL, &number.to_ne_bytes());
     }
+    bytes
+}
+
+/// Appends an attribute to a request: the library has no word for those.
+fn append(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    request.extend(attribute(kind, value));
+    let length = u32::try_from(request.len()).unwrap_or(u32::MAX);
+    request[..4].copy_from_slice(&length.to_ne_bytes());
+}
+
+/// An attribute whose value needs no padding.
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let attribute = DefaultNla::new(kind, value.to_vec());
+    let mut bytes = vec![0; attribute.buffer_len()];
+    attribute.emit(&mut bytes);
     bytes
 }
 
@@ -285,6 +366,18 @@ fn message(
 fn field(info: &[u8], at: usize) -> Option<u32> {
     let bytes = info.get(at..at + 4)?;
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+/// The value of an attribute for which the library has no word.
+fn other(response: &InetResponse, kind: u16) -> Option<Vec<u8>> {
+    response.nlas.iter().find_map(|nla| match nla {
+        Nla::Other(other) if other.kind() & NLA_TYPE_MASK == kind => {
+            let mut bytes = vec![0; other.value_len()];
+            other.emit_value(&mut bytes);
+            Some(bytes)
+        }
+        _ => None,
+    })
 }
 
 /// The places of tcpi_last_data_sent and tcpi_last_data_recv.
@@ -304,14 +397,8 @@ pub(super) fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
             _ => None,
         })
     };
-    let cgroup = response.nlas.iter().find_map(|nla| match nla {
-        Nla::Other(other) if other.kind() == INET_DIAG_CGROUP_ID => {
-            let mut bytes = [0; 8];
-            (other.value_len() == bytes.len()).then(|| other.emit_value(&mut bytes))?;
-            Some(u64::from_ne_bytes(bytes))
-        }
-        _ => None,
-    });
+    let cgroup = other(response, INET_DIAG_CGROUP_ID);
+    let cgroup = cgroup.and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?)));
     Entry {
         silent_ms: info(LAST_DATA_SENT),
         came_ms: info(LAST_DATA_RECEIVED),

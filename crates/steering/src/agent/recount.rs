@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often to recount, and how soon again where a count seems wrong.
 const RECOUNT_EVERY: Duration = Duration::from_secs(10);
 const RECOUNT_AGAIN: Duration = Duration::from_secs(1);
-/// Recounts may take this part of the time: each walks over all connections of the machine.
+/// Recounts may take this part of the time: each walks over all connections of the network namespace.
 const SHARE: u32 = 500;
 
 /// Recounts the connections of a group.
@@ -35,7 +35,7 @@ pub struct Recounts {
     pinned: Pinned,
     notes: Notes,
     port: u16,
-    /// Loaded for the first recount; `None` where the kernel or our privileges allow none.
+    /// Opened for the first recount; `None` where our privileges allow none.
     open: OnceCell<Option<OpenConnections>>,
     drifts: Vec<Drift>,
     due: Instant,
@@ -102,7 +102,7 @@ impl Recounts {
             return Ok(());
         };
         let noted = self.notes.now();
-        let mut found = capability::with(&FOR_LOADING, || open.tagged())?;
+        let mut found = capability::with(&FOR_LOADING, || open.tagged(self.port))?;
         let left = self.notes.now();
         left.add_to(&mut found);
         let ended = noted.ended(&left);

@@ -157,8 +157,22 @@ fn what_a_listener_had_before_it_joined_is_counted_in() {
     let recounted = ground.count_in(held);
     assert_eq!((recounted.counted, recounted.unattributed), (9, 0));
     assert_eq!(actives(table), [0, 5, 4]);
+    // Those that a client resets are counted until the server closes them, and no list of sockets shows them.
+    let mut recounts = Recounts::of(&ground.pins(), 8080).expect("counts");
+    let mut clients = clients.into_iter();
+    clients.by_ref().take(3).for_each(reset);
+    for _ in 0..3 {
+        drop(connect(V4));
+        recounts.recount().expect("recount");
+        assert_eq!(
+            (table.slot(2).active().load(Relaxed), mended(table)),
+            (4, 0)
+        );
+    }
     drop((accepted, clients));
     ground.settle();
+    recounts.recount().expect("recount");
+    assert_eq!((actives(table), mended(table)), (vec![0; 3], 0));
     drop(ground.listeners.pop());
     ground.end(dispatcher);
 }
@@ -243,7 +257,8 @@ fn recounts_beside_moves_and_ends_mend_nothing() {
         let recounting = scope.spawn(|| {
             while !over.load(Relaxed) {
                 recounts.recount().expect("recount");
-                let found = count_in.run(at, &HashMap::new()).expect("count in");
+                let found = count_in.run(at, &HashMap::new(), &ground.listeners);
+                let found = found.expect("count in");
                 assert_eq!((found.counted, found.unattributed), (0, 0));
                 choosers.look().expect("programs");
                 // The agent waits for a second. A program that an emulated CPU leaves in the middle is then done.

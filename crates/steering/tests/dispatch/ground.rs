@@ -125,7 +125,7 @@ impl Ground {
         let program = CountIn::of(&self.pins(), &self.cgroup).expect("recount");
         let at = self.listeners[0].local_addr().expect("address");
         program
-            .run(at, &held.into_iter().collect())
+            .run(at, &held.into_iter().collect(), &self.listeners)
             .expect("recount")
     }
 

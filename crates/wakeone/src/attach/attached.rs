@@ -383,7 +383,7 @@ impl Attached {
             self.late = None;
             return;
         };
-        let attempt = || late.attempt(program, self.address, &slots);
+        let attempt = || late.attempt(program, self.address, &members, &slots);
         if let Some(done) = capability::with(&FOR_LOADING, attempt) {
             self.late = None;
             tracing::debug!("{}: what new sockets had before: {done:?}", self.address);
@@ -610,7 +610,7 @@ fn load(
     let (recounted, count_in) = match root {
         Ok(cgroup) if dispatcher.counting() => {
             let slots = slots_of_workers(&dispatcher, &candidate.members);
-            count_in((&pins, &cgroup), address, &slots)
+            count_in((&pins, &cgroup), address, &candidate.members, &slots)
         }
         _ => (Recounted::default(), None),
     };

@@ -44,11 +44,14 @@ impl Attempts {
         &mut self,
         program: &CountIn,
         address: SocketAddr,
+        members: &[Member],
         slots: &BTreeMap<u32, Vec<usize>>,
     ) -> Option<io::Result<Recounted>> {
         self.due = Instant::now() + Duration::from_millis(5 << self.attempt);
         self.attempt += 1;
-        match program.run(address, &held(slots)) {
+        // One that the server has closed meanwhile has no queue any more.
+        let listeners = members.iter().filter_map(|one| one.remote.borrow().ok());
+        match program.run(address, &held(slots), &listeners.collect::<Vec<_>>()) {
             Ok(done) => {
                 self.sum.counted += done.counted;
                 self.sum.unattributed = done.unattributed;
@@ -64,10 +67,11 @@ impl Attempts {
         &mut self,
         program: &CountIn,
         address: SocketAddr,
+        members: &[Member],
         slots: &BTreeMap<u32, Vec<usize>>,
     ) -> io::Result<Recounted> {
         loop {
-            if let Some(done) = self.attempt(program, address, slots) {
+            if let Some(done) = self.attempt(program, address, members, slots) {
                 return done;
             }
             std::thread::sleep(self.due.saturating_duration_since(Instant::now()));
@@ -79,6 +83,7 @@ impl Attempts {
 pub(super) fn count_in(
     (pins, cgroup): (&Path, &Path),
     address: SocketAddr,
+    members: &[Member],
     slots: &BTreeMap<u32, Vec<usize>>,
 ) -> (Recounted, Option<CountIn>) {
     let mut attempts = Attempts::after(Duration::ZERO);
@@ -86,7 +91,7 @@ pub(super) fn count_in(
     let done = program.as_ref().map_err(ToString::to_string);
     let done = done.and_then(|program| {
         attempts
-            .all(program, address, slots)
+            .all(program, address, members, slots)
             .map_err(|error| error.to_string())
     });
     let sum = done.unwrap_or_else(|error| {
