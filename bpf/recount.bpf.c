@@ -128,6 +128,11 @@ struct {
 	__s64 slot[WAKEONE_MAX_SLOTS];
 } early SEC(".data.early") = {};
 
+static __always_inline void add_early(__u32 slot, __s64 number)
+{
+	ADD(early.slot[slot & (WAKEONE_MAX_SLOTS - 1)], number);
+}
+
 enum wakeone_counted_in {
 	WAKEONE_IN_GONE = 0,      /* it is not open any more */
 	WAKEONE_IN_KNOWN = 1,     /* it has a tag */
@@ -180,14 +185,14 @@ static __always_inline int count(struct bpf_sock *sk, const struct wakeone_open 
 	tag = bpf_sk_storage_get(&tags, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!tag)
 		return leave_out(one->cookie, one->waits);
-	ADD(early.slot[fresh.slot], 1);
+	add_early(fresh.slot, 1);
 	forget_left_out(one->cookie);
 	wakeone_enter(&table, fresh.slot);
 	ADD(wakeone_slot_at(&table, fresh.slot)->established, 1);
 	if (is_open(sk) || !__sync_lock_test_and_set(&tag->counted, 0))
 		return WAKEONE_IN_COUNTED;
 	/* It closed before it had the tag. */
-	ADD(early.slot[fresh.slot], -1);
+	add_early(fresh.slot, -1);
 	wakeone_leave(&table, fresh.slot);
 	ADD(wakeone_slot_at(&table, fresh.slot)->closed, 1);
 	return WAKEONE_IN_GONE;
@@ -234,6 +239,6 @@ int wakeone_release(struct bpf_sock *sk)
 	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
 
 	if (count_out(sk, tag) == WAKEONE_TAG_EARLY)
-		ADD(early.slot[tag->slot & (WAKEONE_MAX_SLOTS - 1)], -1);
+		add_early(tag->slot, -1);
 	return 1;
 }
