@@ -350,6 +350,14 @@ fn doctor_knows_waits_and_wake_ups() {
     let taken = |row: &Value| row["taken"].is_number();
     let workers = report["workers"].as_array().expect("workers");
     feature("doctor-accepts", workers.iter().all(taken));
+    // For the page alone: whether it must not is told by no version.
+    let probe = Probe::attach(0).expect("attach");
+    match probe.slows_system_calls() {
+        false => println!("feature doctor-by-function yes"),
+        true => {
+            println!("feature doctor-by-function no the kernel refuses a trampoline at accept()")
+        }
+    }
     clients.stop();
     drop(server);
 }

@@ -546,13 +546,6 @@ mod tests {
         let other = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = listener.local_addr().expect("address");
         let mut probe = Probe::attach(address.port()).expect("attach");
-        // For docs/kernels.md.
-        match probe.slows_system_calls() {
-            false => println!("feature doctor-by-function yes"),
-            true => println!(
-                "feature doctor-by-function no the kernel refuses a trampoline at {ACCEPT}"
-            ),
-        }
         let own = std::process::id();
         probe.follow([own, own]).expect("follow");
         // Three wait 30 ms, and one, of another listener, is none of ours.

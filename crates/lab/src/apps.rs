@@ -47,6 +47,11 @@ const ALL: &[(&str, &str)] = apps![
     "haproxy.cfg",
     "haproxy.lua",
     "unbound.conf",
+    "squid.sh",
+    "traffic_server.sh",
+    "tomcat.sh",
+    "jetty.sh",
+    "pgbouncer.ini",
     // What a server of files serves: 1 KB.
     "page.html"
 ];

@@ -36,6 +36,7 @@ pub mod trace;
 pub mod trials;
 pub mod under_test;
 pub mod user;
+pub mod verdict;
 pub mod views;
 pub mod ways;
 

@@ -41,15 +41,24 @@ impl Address {
         self.inet().map(|address| address.port())
     }
 
+    /// The same address, where an IPv4-mapped one is the IPv4 one: an IPv6 socket bound to `::ffff:127.0.0.1`, as Java's,
+    /// serves 127.0.0.1.
+    pub fn canonical(self) -> Self {
+        match self {
+            Self::Inet(at) => Self::Inet(SocketAddr::new(at.ip().to_canonical(), at.port())),
+            Self::Unix(_) => self,
+        }
+    }
+
     /// Whether connections to an address reach a listener here: one on all addresses serves it too.
     pub fn serves(&self, address: &Self) -> bool {
-        match (self, address) {
+        match (self.canonical(), address.canonical()) {
             (Self::Inet(listener), Self::Inet(address)) => {
                 let all =
                     listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
                 listener == address || (all && listener.port() == address.port())
             }
-            (Self::Unix(bound), Self::Unix(name)) => name.may_mean(bound),
+            (Self::Unix(bound), Self::Unix(name)) => name.may_mean(&bound),
             _ => false,
         }
     }
@@ -59,7 +68,7 @@ impl Address {
         let local = |at: SocketAddr| {
             at.port() == port && (at.ip().is_unspecified() || at.ip().is_loopback())
         };
-        self.inet().is_some_and(local)
+        self.canonical().inet().is_some_and(local)
     }
 
     /// The shortest text by which a command means it: `:80`, `unix:/run/app.sock`.
@@ -310,6 +319,31 @@ mod tests {
         }
         let long = format!("unix:/{}", "a".repeat(108));
         assert!(long.parse::<Address>().is_err());
+    }
+
+    #[test]
+    fn a_listener_serves_its_address_however_it_is_written() {
+        let at = |text: &str| text.parse::<Address>().expect(text);
+        for (listener, reached, by) in [
+            ("127.0.0.1:80", true, "127.0.0.1:80"),
+            ("[::ffff:127.0.0.1]:80", true, "127.0.0.1:80"),
+            ("127.0.0.1:80", true, "[::ffff:127.0.0.1]:80"),
+            ("0.0.0.0:80", true, "[::ffff:10.0.0.1]:80"),
+            ("[::]:80", true, "127.0.0.1:80"),
+            ("0.0.0.0:80", false, "[::1]:80"),
+            ("[::ffff:127.0.0.1]:80", false, "127.0.0.2:80"),
+            ("[::ffff:127.0.0.1]:80", false, "127.0.0.1:81"),
+        ] {
+            assert_eq!(at(listener).serves(&at(by)), reached, "{listener} {by}");
+        }
+        for local in [
+            "127.0.0.1:80",
+            "[::ffff:127.0.0.1]:80",
+            "[::1]:80",
+            "[::]:80",
+        ] {
+            assert!(at(local).serves_localhost(80), "{local}");
+        }
     }
 
     #[test]

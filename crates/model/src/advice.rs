@@ -27,6 +27,19 @@ pub fn own_sockets(name: &str, address: &str) -> String {
         "granian" => format!(
             "granian: `wakeone run -w N -l {address} -- granian --workers 1 --port {{port}} APP`, where each has a socket"
         ),
+        "squid" => format!("squid: `http_port {port} worker-queues` (5 and newer)"),
+        TRAFFIC_SERVER => {
+            "Traffic Server: `CONFIG proxy.config.exec_thread.listen INT 1` and `CONFIG proxy.config.accept_threads INT 0` in records.config".into()
+        }
+        "uwsgi" => format!(
+            "uWSGI: `wakeone run -w N -l {address} -- uwsgi --http-socket fd://{{fd}} …`, or `--socket fd://{{fd}}` behind nginx, one process each (`--reuse-port` alone gives one socket that all share)"
+        ),
+        "pgbouncer" => format!(
+            "pgbouncer: `wakeone run -w N -l {address} --user NAME -- pgbouncer CONFIG`, as it refuses to be root's; or `so_reuseport = 1` in several that you start yourself"
+        ),
+        "java" => format!(
+            "Java servers take a listener as descriptor 0: `wakeone run -w N -l {address} --stdin -- COMMAND`, with `useInheritedChannel=\"true\"` at Tomcat's Connector, or `inheritChannel` true at Jetty's ServerConnector"
+        ),
         "php-fpm" | "memcached" | "redis-server" => {
             format!("{name} cannot: one socket is all that it knows")
         }
@@ -46,8 +59,16 @@ pub fn wake_one(name: &str) -> String {
     }
 }
 
-/// Process names carry versions and roles: `php-fpm8.2`, `gunicorn: worker`.
+const TRAFFIC_SERVER: &str = "traffic_server";
+
+/// Process names carry versions and roles: `php-fpm8.2`, `gunicorn: worker`. Traffic Server names its threads.
 fn server(name: &str) -> &str {
+    if ["[TS_MAIN]", "[ET_NET", "[ACCEPT"]
+        .iter()
+        .any(|thread| name.starts_with(thread))
+    {
+        return TRAFFIC_SERVER;
+    }
     let known = [
         "nginx",
         "haproxy",
@@ -66,6 +87,11 @@ fn server(name: &str) -> &str {
         "php-fpm",
         "memcached",
         "redis-server",
+        "squid",
+        TRAFFIC_SERVER,
+        "uwsgi",
+        "pgbouncer",
+        "java",
     ];
     known
         .into_iter()
@@ -98,6 +124,12 @@ mod tests {
                 "granian",
                 "-l 0.0.0.0:80 -- granian --workers 1 --port {port}",
             ),
+            ("squid", "`http_port 80 worker-queues`"),
+            ("[ET_NET 0]", "exec_thread.listen INT 1"),
+            ("traffic_server", "accept_threads INT 0"),
+            ("uwsgi", "-- uwsgi --http-socket fd://{fd}"),
+            ("pgbouncer", "--user NAME -- pgbouncer"),
+            ("java", "-l 0.0.0.0:80 --stdin --"),
             ("php-fpm8.2", "php-fpm8.2 cannot"),
             ("memcached", "memcached cannot"),
             ("redis-server", "redis-server cannot"),

@@ -168,11 +168,12 @@ fn find_as(target: &Target) -> Result<Vec<Found>, Error> {
     let inner = target.parts().1;
     let mut listeners = listeners_for(inner)?;
     listeners.retain(|listener| target.is_of(listener.protocol) && is_at(inner, listener));
-    if let Target::Address(address @ Address::Inet(_)) = inner
-        && listeners.iter().any(|one| one.address == *address)
-    {
-        // One on all addresses gets nothing of what another at this address gets.
-        listeners.retain(|one| one.address == *address);
+    if let Target::Address(address @ Address::Inet(_)) = inner {
+        let is_there = |one: &Listener| one.address.canonical() == address.canonical();
+        if listeners.iter().any(is_there) {
+            // One on all addresses gets nothing of what another at this address gets.
+            listeners.retain(is_there);
+        }
     }
     let processes = Processes::read();
     let wanted = processes_of(inner, &processes)?;

@@ -30,12 +30,10 @@ pub enum Error {
     #[error("cannot start the workers: {0}")]
     Start(#[from] SpawnError),
     /// The first workers all ended before they were ready.
-    #[error(
-        "the command {ending} in every slot before it was ready; what it says is above, or run it alone: {command}"
-    )]
+    #[error("the command {ending} in every slot before it was ready; {advice}")]
     EndsAtOnce {
-        /// The command line.
-        command: String,
+        /// What to do.
+        advice: String,
         /// How the last of them ended.
         ending: Ending,
     },

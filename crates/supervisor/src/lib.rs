@@ -37,6 +37,7 @@ mod watch;
 pub mod wear;
 mod wearing;
 mod workers;
+mod wrapper;
 
 pub use error::Error;
 

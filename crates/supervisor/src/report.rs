@@ -6,6 +6,7 @@ use super::roll::Roll;
 use super::slot::Worker;
 use super::spawn::SpawnError;
 use super::wear::Wear;
+use super::wrapper;
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use wakeone_control::steer::SteerEvent;
@@ -76,10 +77,10 @@ const NAMES_NONE: &str = "give it the listener by {fd} in its command, or, as ro
 
 /// Logs that a worker has closed its listeners.
 pub fn nowhere(slot: usize, pid: u32, command: &[String]) {
-    let hint = if names_listener(command) {
-        "its command names {fd}, but it has closed that descriptor: give it the option by which this server takes one"
-    } else {
-        NAMES_NONE
+    let hint = match wrapper::advice(command) {
+        Some(advice) => advice,
+        None if names_listener(command) => "its command names {fd}, but it has closed that descriptor: give it the option by which this server takes one".to_owned(),
+        None => NAMES_NONE.to_owned(),
     };
     tracing::warn!(
         event = "nowhere",

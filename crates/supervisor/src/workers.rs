@@ -8,6 +8,7 @@ use super::report;
 use super::slot::{Phase, Worker};
 use super::spawn::{self, Gate, SpawnError};
 use super::watch::Watch;
+use super::wrapper;
 use crate::notify::notify;
 use rustix::io::Errno;
 use sd_notify::NotifyState;
@@ -186,10 +187,12 @@ impl Watch<'_> {
         self.group.slots[slot].failed |= !ready;
         let all_failed = self.group.slots_in_use().iter().all(|slot| slot.failed);
         if all_failed && !self.announced && !self.group.adopted {
-            return Err(Error::EndsAtOnce {
-                command: report::shown(&self.group.task.command),
-                ending,
+            let command = &self.group.task.command;
+            let advice = wrapper::advice(command).unwrap_or_else(|| {
+                let command = report::shown(command);
+                format!("what it says is above, or run it alone: {command}")
             });
+            return Err(Error::EndsAtOnce { advice, ending });
         }
         self.retry_later(slot, ran, &story);
         Ok(())

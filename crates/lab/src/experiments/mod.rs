@@ -1,6 +1,7 @@
 //! The experiments, a folder each: the published numbers, the measurement and the judgement.
 
 mod accept_lock;
+mod advice;
 mod architectures;
 mod cost;
 mod cycle;
@@ -52,7 +53,7 @@ pub static PINNED: Data = data!("pinned");
 
 /// All experiments, in the best order to read them.
 pub fn all() -> &'static [&'static dyn Experiment] {
-    static ALL: [&dyn Experiment; 22] = [
+    static ALL: [&dyn Experiment; 23] = [
         &herd::Herd,
         &throughput::Throughput,
         &accept_lock::AcceptLock,
@@ -67,6 +68,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &PINNED,
         &harm::Harm,
         &doctor::Doctor,
+        &advice::Advice,
         &REFERENCE,
         &udp_readers::UdpReaders,
         &udp_locks::UdpLocks,

@@ -374,6 +374,7 @@ impl Server {
             values: vec![
                 ("workers", workers.to_string()),
                 ("readable", READABLE.to_owned()),
+                ("own-port", "{port}".to_owned()),
             ],
             files: self.files().collect(),
             ready: self.ready(),

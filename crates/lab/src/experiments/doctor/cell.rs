@@ -1,8 +1,6 @@
 //! One server in one situation, and doctor beside it.
 
 use serde_json::Value;
-use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::truth::{Truth, wrong};
@@ -12,7 +10,7 @@ use crate::experiment::{Context, Sample};
 use crate::trials::beside::{self, Trial};
 use crate::trials::server::Who;
 use crate::under_test::ServerUnderTest;
-use crate::{measure, process};
+use crate::{measure, verdict};
 
 /// Doctor comes when the load has begun, and has gone when it ends.
 const BEGINS: Duration = Duration::from_millis(600);
@@ -41,7 +39,7 @@ pub fn measure(cell: &Cell, context: &mut Context<'_>) -> Result<Sample, Error> 
         let doctor = scope.spawn(move || {
             // After the connections were opened.
             std::thread::sleep(Duration::from_secs_f64(begins.max(0.0)) + BEGINS);
-            doctor(address)
+            verdict::doctor(address, WATCHES)
         });
         let loaded = beside::load(&trial, &mut server, cell.load.beside.as_ref(), context);
         (loaded, doctor.join())
@@ -62,19 +60,6 @@ pub fn measure(cell: &Cell, context: &mut Context<'_>) -> Result<Sample, Error> 
         Ok(()) | Err(Error::Counts { .. }) => Ok(sample),
         Err(error) => Err(error),
     }
-}
-
-/// Asks doctor about a listener.
-fn doctor(address: SocketAddr) -> Result<Value, Error> {
-    let failed = |why: String| Error::Server(format!("wakeone doctor {address}: {why}"));
-    let mut command = Command::new(process::wakeone()?);
-    let words = ["doctor", "--json", "--for", WATCHES];
-    command.args(words).arg(address.to_string());
-    command.stdin(Stdio::null());
-    let output = command.output().map_err(|e| failed(e.to_string()))?;
-    let told: Option<Value> = serde_json::from_slice(&output.stdout).ok();
-    let listener = told.and_then(|told| told["listeners"].get(0).cloned());
-    listener.ok_or_else(|| failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
 /// Enters what doctor found, and whether that is so.
