@@ -139,6 +139,20 @@ fn under_sudo_a_command_that_is_not_in_path_is_said_to_be_in_another_one() {
 }
 
 #[test]
+fn who_would_change_the_user_in_front_of_the_server_is_named() {
+    let Some(ground) = isolated() else { return };
+    for command in [
+        &["setpriv", "--reuid=65534", "--clear-groups", "sleep", "60"][..],
+        &["runuser", "-u", "nobody", "--", "sleep", "60"],
+        &["su", "nobody", "-s", "/bin/sh", "-c", "sleep 60"],
+    ] {
+        let run = ground.run(&["-w", "2", "-l", AT], command);
+        let words = [&*format!("by `{}`", command[0]), "give the user by --user"];
+        assert_refused(&ground, run, 1, &words);
+    }
+}
+
+#[test]
 fn without_a_bpffs_only_what_needs_none_is_had() {
     let Some(ground) = isolated() else { return };
     let nowhere = ground.path().join("no-bpffs");

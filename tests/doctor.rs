@@ -241,6 +241,15 @@ fn an_event_loop_that_hangs_in_accept() {
     }
 }
 
+/// Loops around poll, of which one gets a connection that both were woken for.
+#[test]
+fn a_loop_around_poll_that_hangs_in_accept() {
+    finds("blocking-listener", &[], || {
+        let loops = program(&["python3", &server("poll_loop.py"), "8080"]);
+        Stage::of(loops).under(&["-c", "4", "--keep-alive", "--timeout", "1s"])
+    });
+}
+
 /// Its own listener, whatever the event loop does with it.
 fn event_loop(listener: &str, events: &str) -> Command {
     let mut command = program(&["python3", &server("event_loop.py"), events, AT]);

@@ -88,7 +88,7 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
             .next()
             .map_or_else(String::new, |w| w.name.clone()),
     };
-    let rules: [fn(&Case<'_>) -> Option<Finding>; 18] = [
+    let rules: [fn(&Case<'_>) -> Option<Finding>; 19] = [
         stopped,
         blocking,
         spins,
@@ -96,6 +96,7 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
         unserved,
         blocked,
         overflow,
+        datagrams_dropped,
         nearly_full,
         reset,
         herd,
@@ -184,8 +185,49 @@ impl Case<'_> {
             && self.watch.steered != Some(true)
     }
 
+    fn is_udp(&self) -> bool {
+        self.watch.last.listener.protocol == Protocol::Udp
+    }
+
+    /// What comes to its sockets.
+    fn things(&self) -> &'static str {
+        match self.is_udp() {
+            true => "datagrams",
+            false => "connections",
+        }
+    }
+
+    /// How much waits in a queue, as a clause: of UDP that is known in bytes.
+    fn that_wait(&self, length: u32) -> String {
+        match (self.is_udp(), length) {
+            (true, bytes) => format!("{bytes} bytes of datagrams wait"),
+            (false, 1) => "1 connection waits".into(),
+            (false, length) => format!("{} wait", connections(length.into())),
+        }
+    }
+
+    /// The next command for sockets of UDP.
+    fn steer_datagrams(&self) -> String {
+        let target = self.watch.last.listener.address.target();
+        if self.watch.steered == Some(true) {
+            "`wakeone status` shows whether its agent lives, and the queue of each worker".into()
+        } else if self.has_own_sockets() {
+            format!(
+                "`wakeone attach udp://{target}` has new flows go to the workers whose queues are shortest"
+            )
+        } else {
+            format!(
+                "{}; or start it by `wakeone run --split -- COMMAND`",
+                self.own_sockets()
+            )
+        }
+    }
+
     fn steer(&self) -> String {
         let target = self.watch.last.listener.address.target();
+        if self.is_udp() {
+            return self.steer_datagrams();
+        }
         if self.watch.steered == Some(true) {
             "`wakeone status` shows whether its agent lives and moves queues (`--rescue`)".into()
         } else if self.steerable() {
@@ -306,7 +348,7 @@ fn stopped(case: &Case<'_>) -> Option<Finding> {
             "a signal (SIGSTOP, SIGTSTP) or a debugger keeps it from running",
         )
         .shown(format!(
-            "{} {} stopped for more than half of {:.1} s; {} {} in {} queue{}",
+            "{} {} stopped for more than half of {:.1} s; {} in {} queue{}",
             if pids.len() == 1 {
                 "process"
             } else {
@@ -314,8 +356,7 @@ fn stopped(case: &Case<'_>) -> Option<Finding> {
             },
             list(&pids) + if pids.len() == 1 { " was" } else { " were" },
             case.totals.seconds,
-            connections(queued.into()),
-            if queued == 1 { "waits" } else { "wait" },
+            case.that_wait(queued),
             if pids.len() == 1 { "its" } else { "their" },
             case.oldest()
         ))
@@ -342,6 +383,13 @@ fn stuck_rows<'a>(case: &'a Case<'_>) -> Vec<&'a Row> {
     case.rows.iter().filter(is_stuck).collect()
 }
 
+fn does_not_serve(case: &Case<'_>) -> &'static str {
+    match case.is_udp() {
+        true => "A worker does not receive",
+        false => "A worker does not accept",
+    }
+}
+
 fn stuck(case: &Case<'_>) -> Option<Finding> {
     let stuck = stuck_rows(case);
     (!stuck.is_empty()).then(|| {
@@ -349,7 +397,7 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
         let oldest = case.oldest();
         let mut found = finding(
             "stuck-worker",
-            "A worker does not accept",
+            does_not_serve(case),
             "it is busy with one request, waits for something else, or hangs",
         );
         for row in &stuck {
@@ -360,8 +408,8 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
                 .map(|q| q.length)
                 .sum();
             found = found.shown(format!(
-                "{} took no connection in {:.1} s and was never seen waiting for one (CPU {:.0} %); {queued} wait for it{oldest}",
-                case.worker(row.pid), case.totals.seconds, row.cpu * 100.0
+                "{} took no {} in {:.1} s and was never seen waiting for one (CPU {:.0} %); {} for it{oldest}",
+                case.worker(row.pid), case.things().trim_end_matches('s'), case.totals.seconds, row.cpu * 100.0, case.that_wait(queued)
             ));
         }
         found
@@ -392,7 +440,7 @@ fn unserved(case: &Case<'_>) -> Option<Finding> {
     let mut found = match others_are_served {
         true => finding(
             "stuck-worker",
-            "A worker does not accept",
+            does_not_serve(case),
             "nobody was seen to wait for one of the sockets: its worker hangs since before, or has ended",
         ),
         false => finding(
@@ -403,14 +451,14 @@ fn unserved(case: &Case<'_>) -> Option<Finding> {
     };
     for queue in unserved {
         found = found.shown(format!(
-            "socket {}: {} {} in {seconds:.1} s, and none was taken{}",
+            "socket {}: {} in {seconds:.1} s, and none was taken{}",
             queue.inode,
-            connections(queue.length.into()),
-            if queue.length == 1 { "waits" } else { "wait" },
+            case.that_wait(queue.length),
             case.oldest()
         ));
     }
     let sockets = match (case.is_unix(), case.watch.last.listener.address.port()) {
+        (false, Some(port)) if case.is_udp() => format!("`ss -lunp 'sport = :{port}'`"),
         (false, Some(port)) => format!("`ss -ltnp 'sport = :{port}'`"),
         _ => "`ss -xlp`".into(),
     };
@@ -440,7 +488,7 @@ fn blocking(case: &Case<'_>) -> Option<Finding> {
     );
     for row in &hanging {
         found = found.shown(format!(
-            "process {} was in accept on a listener that is in its epoll set, in {} of {} looks; it has {} open",
+            "process {} was in accept on a listener that it waits for by epoll, poll or select as well, in {} of {} looks; it has {} open",
             row.pid,
             sampled.accepts_in_loop[&row.pid],
             sampled.sights,
@@ -534,17 +582,20 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let cause = if case.watch.steered == Some(true) {
-        "a program chooses the socket, and connections still wait behind a busy worker"
+        "a program chooses the socket, and still they wait behind a busy worker"
     } else {
         "the kernel chooses a socket by a hash of the addresses, whatever its worker is doing"
     };
     let workers: Vec<String> = worst.pids.iter().map(|pid| case.worker(*pid)).collect();
     let idle: f64 = case.rows.iter().map(|r| r.idle_beside_queue_s).sum();
-    let mut found = finding(
-        "blind-hash",
-        "Connections wait behind a busy worker while others are idle",
-        cause,
-    )
+    let title = format!(
+        "{} behind a busy worker while others are idle",
+        match case.is_udp() {
+            true => "Datagrams wait",
+            false => "Connections wait",
+        }
+    );
+    let mut found = finding("blind-hash", title, cause)
     .shown(format!(
         "the queue of {} was not empty for {:.2} s of {seconds:.1} s while its worker was busy and another waited; longest queue {}",
         workers.join(", "), blocked_s, worst.highest
@@ -664,10 +715,7 @@ fn waits_inside(case: &Case<'_>) -> Option<Finding> {
 
 fn overflow(case: &Case<'_>) -> Option<Finding> {
     // A listener's drops count stray packets as well: the queue was full only where the namespace counted that.
-    if case.totals.dropped == 0
-        || case.totals.listen_overflows == 0
-        || case.watch.last.listener.protocol == Protocol::Udp
-    {
+    if case.totals.dropped == 0 || case.totals.listen_overflows == 0 || case.is_udp() {
         return None;
     }
     let worst = case.queues.iter().max_by_key(|q| q.dropped)?;
@@ -691,8 +739,35 @@ fn overflow(case: &Case<'_>) -> Option<Finding> {
     )
 }
 
+/// Datagrams that a full receive buffer dropped.
+fn datagrams_dropped(case: &Case<'_>) -> Option<Finding> {
+    if case.totals.dropped == 0 || !case.is_udp() {
+        return None;
+    }
+    let worst = case.queues.iter().max_by_key(|q| q.dropped)?;
+    let served_by: Vec<String> = worst.pids.iter().map(|pid| case.worker(*pid)).collect();
+    let of = match served_by.is_empty() {
+        true => format!("socket {}", worst.inode),
+        false => format!("the socket of {}", served_by.join(", ")),
+    };
+    Some(
+        finding(
+            "receive-buffer-overflow",
+            "The receive buffer overflows",
+            "a full receive buffer drops datagrams, and tells nobody",
+        )
+        .shown(format!(
+            "{} dropped in {:.1} s, {} of them by {of}, whose buffer reached {} of {} bytes",
+            case.totals.dropped, case.totals.seconds, worst.dropped, worst.highest, worst.limit
+        ))
+        .then("for bursts, a larger buffer: SO_RCVBUF, up to `sysctl net.core.rmem_max`")
+        .then("if it stays full, its worker is too slow, or gets more than the others")
+        .then(case.steer_datagrams()),
+    )
+}
+
 fn nearly_full(case: &Case<'_>) -> Option<Finding> {
-    if overflow(case).is_some() || case.watch.last.listener.protocol == Protocol::Udp {
+    if overflow(case).is_some() || case.is_udp() {
         return None;
     }
     // The kernel admits one more than the limit.

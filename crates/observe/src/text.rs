@@ -19,9 +19,9 @@ pub fn report(watch: &Watch, findings: &[Finding], style: Style) -> String {
     }
     lines.extend(pack(&totals(watch), ", ", "  ", style));
     let rows = watch.rows();
-    lines.extend(workers(&rows, style));
-    let bytes = watch.last.listener.protocol == Protocol::Udp;
-    lines.extend(queues(&watch.queues(), bytes, style));
+    let datagrams = watch.last.listener.protocol == Protocol::Udp;
+    lines.extend(workers(&rows, datagrams, style));
+    lines.extend(queues(&watch.queues(), datagrams, style));
     lines.push(String::new());
     lines.extend(verdicts(findings, watch, style));
     lines.join("\n") + "\n"
@@ -37,15 +37,15 @@ pub fn legend(reports: &str, style: Style) -> String {
         ("wait p99", "99 of 100 waited no longer in the accept queue"),
         (
             "idle",
-            "part of the time in which it waited for connections",
+            "part of the time in which it waited for something to come",
         ),
         (
             "unused",
-            "time it was idle while connections waited in another's queue",
+            "time it was idle while another's queue was not empty",
         ),
         (
             "held up",
-            "time connections waited, its workers were busy and another idle",
+            "time it was not empty, its workers were busy and another idle",
         ),
         ("sleeps/s", "times a second that the worker went to sleep"),
     ];
@@ -175,10 +175,15 @@ fn more(rows: usize) -> Option<String> {
     Some(format!("  … and {more} more (--json has all)"))
 }
 
-fn workers(rows: &[Row], style: Style) -> Vec<String> {
+/// Columns that are of connections only.
+const OF_CONNECTIONS: [&str; 4] = ["taken", "share", "open", "wait p99"];
+
+fn workers(rows: &[Row], datagrams: bool, style: Style) -> Vec<String> {
     if rows.is_empty() {
         return Vec::new();
     }
+    let columns = WORKERS
+        .map(|column| (!datagrams || !OF_CONNECTIONS.contains(&column.title)).then_some(column));
     let cells = |row: &Row| {
         vec![
             row.pid.into(),
@@ -197,8 +202,17 @@ fn workers(rows: &[Row], style: Style) -> Vec<String> {
             Cell::toned(row.state.as_str(), Tone::of_state(&row.state)),
         ]
     };
-    let shown: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(cells).collect();
-    let mut lines = layout::table(&WORKERS, &shown, 2, style);
+    let of_these = |row| {
+        let cells: Vec<Cell> = cells(row);
+        let kept = cells
+            .into_iter()
+            .zip(&columns)
+            .filter(|(_, column)| column.is_some());
+        kept.map(|(cell, _)| cell).collect()
+    };
+    let shown: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(of_these).collect();
+    let columns: Vec<Column> = columns.iter().flatten().copied().collect();
+    let mut lines = layout::table(&columns, &shown, 2, style);
     lines.extend(more(rows.len()));
     lines
 }

@@ -100,17 +100,29 @@ pub struct Watcher {
     follows: bool,
     /// The processes that were there at the last search for holders.
     searched: HashSet<u32>,
+    /// The sockets that some thread was seen to wait for by poll or select.
+    polled: HashSet<u64>,
 }
 
-/// Whether a thread is in accept on a listener that its process waits for by epoll as well.
-fn accepts_in_loop(process: &Process) -> bool {
-    let accepts = |inode| {
-        process
-            .threads
-            .iter()
-            .any(|t| t.wait == Wait::Accept(inode))
-    };
-    process.polls.iter().any(|polled| accepts(polled.inode))
+/// Whether a thread is in accept on a listener that its process waits for by epoll as well, or that one of the server was
+/// seen to wait for by poll or select.
+fn accepts_in_loop(process: &Process, polled: &HashSet<u64>) -> bool {
+    process.threads.iter().any(|thread| match thread.wait {
+        Wait::Accept(inode) => {
+            polled.contains(&inode) || process.polls.iter().any(|set| set.inode == inode)
+        }
+        _ => false,
+    })
+}
+
+/// The sockets that threads wait for by poll or select.
+fn polled_by(processes: &[Process]) -> impl Iterator<Item = u64> {
+    let threads = processes.iter().flat_map(|one| &one.threads);
+    let polled = threads.filter_map(|thread| match &thread.wait {
+        Wait::Poll(inodes) => Some(inodes),
+        _ => None,
+    });
+    polled.flatten().copied()
 }
 
 fn kernel(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
@@ -175,6 +187,7 @@ impl Watcher {
             sights: 0,
             follows: false,
             searched: HashSet::new(),
+            polled: HashSet::new(),
             listener: found.listener.clone(),
         }
     }
@@ -254,7 +267,9 @@ impl Watcher {
             self.snapshots.pop_front();
         }
         self.sampled.sights += 1;
-        for process in processes.iter().filter(|one| accepts_in_loop(one)) {
+        self.polled.extend(polled_by(&processes));
+        let in_loop = |one: &&Process| accepts_in_loop(one, &self.polled);
+        for process in processes.iter().filter(in_loop) {
             *self.sampled.accepts_in_loop.entry(process.pid).or_default() += 1;
         }
         let places = processes.iter();

@@ -588,7 +588,54 @@ fn a_queue_that_overflows_and_one_that_nearly_does() {
         fill(129, 9, 9)(w);
         w.last.listener.protocol = Protocol::Udp;
     };
-    assert_eq!(found(own(), udp), NONE);
+    assert_eq!(found(own(), udp), ["receive-buffer-overflow"]);
+}
+
+/// Nothing is said of connections, of accept() or of moved queues.
+#[test]
+fn udp_is_spoken_of_in_its_own_words() {
+    let stopped = |w: &mut Watch| {
+        w.sampled.stopped.insert(10, LOOKS);
+        w.last.listener.sockets[0].queued = 832;
+    };
+    let dropped = |w: &mut Watch| w.last.listener.sockets[0].drops = 9;
+    let blocked = |w: &mut Watch| {
+        w.sampled.blocked_queue.insert(1000, LOOKS / 2);
+        w.sampled.queue_filled.insert(1000, LOOKS / 2);
+        w.last.listener.sockets[0].queued = 832;
+    };
+    type Change = fn(&mut Watch);
+    let wrong = [
+        (
+            "stopped-worker",
+            "832 bytes of datagrams wait in its queue",
+            stopped as Change,
+        ),
+        (
+            "receive-buffer-overflow",
+            "9 of them by the socket of process 10",
+            dropped,
+        ),
+        ("blind-hash", "Datagrams wait behind a busy worker", blocked),
+    ];
+    for (code, words, change) in wrong {
+        let mut watch = own();
+        watch.first.trace = None;
+        watch.last.trace = None;
+        watch.last.listener.protocol = Protocol::Udp;
+        change(&mut watch);
+        let findings = judge(&watch);
+        assert_eq!(findings.len(), 1, "{findings:#?}");
+        assert_eq!(findings[0].code, code);
+        let text = format!("{:?}", findings[0]);
+        assert!(
+            text.contains(words) && text.contains("wakeone attach udp://:80"),
+            "{text}"
+        );
+        for alien in ["onnection", "accept", "--rescue"] {
+            assert!(!text.contains(alien), "{text}");
+        }
+    }
 }
 
 #[test]
