@@ -146,9 +146,15 @@ fn who_would_change_the_user_in_front_of_the_server_is_named() {
         &["runuser", "-u", "nobody", "--", "sleep", "60"],
         &["su", "nobody", "-s", "/bin/sh", "-c", "sleep 60"],
     ] {
-        let run = ground.run(&["-w", "2", "-l", AT], command);
-        let words = [&*format!("by `{}`", command[0]), "give the user by --user"];
-        assert_refused(&ground, run, 1, &words);
+        let mut run = ground.run(&["-w", "2", "-l", AT], command);
+        let told = run.line("wakeone run: the command exited");
+        let words = format!(
+            "by `{}`: leave that out, and give the user by --user",
+            command[0]
+        );
+        assert!(told.contains(&words), "{told}");
+        assert_eq!(run.wait().0.code(), Some(1));
+        assert_nothing_left(&ground);
     }
 }
 

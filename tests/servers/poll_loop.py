@@ -5,6 +5,7 @@ import os
 import select
 import socket
 import sys
+import time
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -15,6 +16,8 @@ def serve(listener):
     while True:
         for fd, _ in poll.poll():
             if fd == listener.fileno():
+                # The other has seen it, too.
+                time.sleep(0.02)
                 connection, _ = listener.accept()
                 open_ones[connection.fileno()] = connection
                 poll.register(connection, select.POLLIN)

@@ -484,7 +484,7 @@ fn blocking(case: &Case<'_>) -> Option<Finding> {
     let mut found = finding(
         "blocking-listener",
         "An event loop waits in accept, on a blocking listener",
-        "it accepts until no connection is left, and without O_NONBLOCK accept then waits for the next one: those that it has are not answered meanwhile",
+        "it accepts until no connection is left, or another worker took the one that it was woken for: without O_NONBLOCK accept then waits for the next one, and those that it has are not answered meanwhile",
     );
     for row in &hanging {
         found = found.shown(format!(

@@ -104,8 +104,8 @@ pub struct Watcher {
     polled: HashSet<u64>,
 }
 
-/// Whether a thread is in accept on a listener that its process waits for by epoll as well, or that one of the server was
-/// seen to wait for by poll or select.
+/// Whether a thread is in accept in the middle of an event loop: its process has the listener in an epoll set too, or one of
+/// the server's was seen to wait for it by poll or select.
 fn accepts_in_loop(process: &Process, polled: &HashSet<u64>) -> bool {
     process.threads.iter().any(|thread| match thread.wait {
         Wait::Accept(inode) => {
