@@ -32,6 +32,9 @@ const QUIET_EVERY: Duration = Duration::from_millis(100);
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Looks take at most this part of a CPU, and while the group is quiet.
 const LOOK_SHARE: u32 = 250;
+/// But so much CPU time may be saved for later, that of 2.5 s. Connections that clients open together, and keep, are over before that
+/// is spent: a look that changes entries takes some 100 µs, and few looks would leave them where they came first.
+const SAVED_AT_MOST: Duration = Duration::from_millis(10);
 const QUIET_SHARE: u32 = 1500;
 /// How long the guardian waits for the steerer, and how often that says that it lives. Both together are the time for
 /// which a worker may stay disarmed after the steerer's end.
@@ -121,6 +124,8 @@ pub(crate) struct Steerer {
     due: Due,
     /// The mean CPU time of the last looks. To wake up for them is a part of it.
     cost: Duration,
+    /// The CPU time that looks may take still, above their share.
+    saved: Duration,
     /// The CPU time of the thread at the end of the last look.
     spent: Duration,
     /// The part since then that was for something else, which has a share of its own: a pause that went by it would be
@@ -192,6 +197,7 @@ impl Steerer {
                 doubt: now,
             },
             cost: Duration::ZERO,
+            saved: SAVED_AT_MOST,
             spent: Duration::ZERO,
             spent_aside: Duration::ZERO,
             changed: now,
@@ -321,6 +327,9 @@ impl Steerer {
         let took = spent.saturating_sub(std::mem::replace(&mut self.spent, spent));
         let took = took.saturating_sub(std::mem::take(&mut self.spent_aside));
         self.cost = (self.cost * 15 + took) / 16;
+        self.saved = (self.saved + now.duration_since(self.looked) / LOOK_SHARE)
+            .min(SAVED_AT_MOST)
+            .saturating_sub(took);
         let quiet = self.is_quiet(now);
         let was_quiet = std::mem::replace(&mut self.was_quiet, quiet);
         // Clients may have closed connections since the last correction, and no worker its own side.
@@ -332,6 +341,7 @@ impl Steerer {
         let pause = match quiet {
             _ if armings().any(Arming::is_hurried) => pause,
             true => QUIET_EVERY.max(self.cost * QUIET_SHARE),
+            false if self.saved > self.cost => pause,
             false => pause.max(self.cost * LOOK_SHARE),
         };
         match &self.shares {
