@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -34,7 +34,7 @@ pub struct Recounted {
 /// Counts in connections that were open before. It is loaded once and may run often.
 #[derive(Debug)]
 pub struct CountIn {
-    /// The iterator notes who waits in the queues of `queues`.
+    /// The iterator that notes who waits at the listeners of `queues`.
     queued: Link,
     queues: MapHandle,
     waiting: MapHandle,
@@ -123,38 +123,30 @@ impl CountIn {
     /// Notes which connections wait in the queues of these listeners.
     fn note_waiting(&self, listeners: &[impl AsFd]) -> io::Result<()> {
         clear(&self.waiting)?;
-        let key = |one: &dyn AsFd| one.as_fd().as_raw_fd().to_ne_bytes();
+        let marked = listeners.iter().try_for_each(|one| self.mark(one.as_fd()));
+        let walked = marked.and_then(|()| walk(&self.queued));
+        // Whatever failed: who is not held any more must not be in a later walk. It fails for those that were not marked.
         for one in listeners {
-            let cookie = socket::cookie(one.as_fd())?.to_ne_bytes();
-            let known = self.listeners.lookup(&cookie, MapFlags::ANY);
-            let known = known.map_err(|e| failed("reading the listeners", &e))?;
-            let Some(Ok(number)) = known.map(|bytes| bytes.try_into().map(u32::from_ne_bytes))
-            else {
-                continue;
-            };
-            self.queues
-                .update(
-                    &key(one),
-                    &(number & !UNSETTLED).to_ne_bytes(),
-                    MapFlags::ANY,
-                )
-                .map_err(|e| failed("marking a listener", &e))?;
-        }
-        let walked = walk(&self.queued);
-        for one in listeners {
-            // It fails for those that are not known.
-            let _ = self.queues.delete(&key(one));
+            let _ = self.queues.delete(&descriptor(one.as_fd()));
         }
         walked
     }
 
+    /// Has the next walk read the queue of a listener, if it has a slot.
+    fn mark(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
+        let cookie = socket::cookie(listener)?.to_ne_bytes();
+        let Some(number) = number_at(&self.listeners, &cookie)? else {
+            return Ok(());
+        };
+        let slot = (number & !UNSETTLED).to_ne_bytes();
+        self.queues
+            .update(&descriptor(listener), &slot, MapFlags::ANY)
+            .map_err(|e| failed("marking a listener", &e))
+    }
+
     /// The slot in whose queue a connection waits.
     fn queue_of(&self, cookie: u64) -> io::Result<Option<u32>> {
-        let slot = self
-            .waiting
-            .lookup(&cookie.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|e| failed("reading who waits", &e))?;
-        Ok(slot.and_then(|slot| slot.try_into().ok().map(u32::from_ne_bytes)))
+        number_at(&self.waiting, &cookie.to_ne_bytes())
     }
 
     /// Has the program count one connection in, or leave it out. Returns its answer.
@@ -245,17 +237,26 @@ fn share_maps(maps: &mut OpenRecountMaps<'_>, pins: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// The key of a socket in a map of the type `SK_STORAGE`.
+fn descriptor(socket: BorrowedFd<'_>) -> [u8; 4] {
+    socket.as_raw_fd().to_ne_bytes()
+}
+
+/// The number that a map has at a key.
+fn number_at(map: &MapHandle, key: &[u8]) -> io::Result<Option<u32>> {
+    let found = map
+        .lookup(key, MapFlags::ANY)
+        .map_err(|e| failed("reading a number of the recount", &e))?;
+    Ok(found.and_then(|bytes| bytes.try_into().ok().map(u32::from_ne_bytes)))
+}
+
 /// Notes of listeners that what waits there has a tag or a note. Their keys were read before the recount.
 fn settle(listeners: &MapHandle, keys: &[Vec<u8>]) {
     for key in keys {
-        let Ok(Some(number)) = listeners.lookup(key, MapFlags::ANY) else {
-            continue;
-        };
-        let Ok(number) = number.try_into().map(u32::from_ne_bytes) else {
-            continue;
-        };
-        let settled = (number & !UNSETTLED).to_ne_bytes();
-        let _ = listeners.update(key, &settled, MapFlags::EXIST);
+        if let Ok(Some(number)) = number_at(listeners, key) {
+            let settled = (number & !UNSETTLED).to_ne_bytes();
+            let _ = listeners.update(key, &settled, MapFlags::EXIST);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `wakeone doctor` says of a server.
+//! Asks `wakeone doctor` about a server.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};

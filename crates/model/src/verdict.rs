@@ -189,11 +189,11 @@ impl Case<'_> {
         self.watch.last.listener.protocol == Protocol::Udp
     }
 
-    /// What comes to its sockets.
-    fn things(&self) -> &'static str {
+    /// The name of one that comes to its sockets.
+    fn thing(&self) -> &'static str {
         match self.is_udp() {
-            true => "datagrams",
-            false => "connections",
+            true => "datagram",
+            false => "connection",
         }
     }
 
@@ -409,7 +409,7 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
                 .sum();
             found = found.shown(format!(
                 "{} took no {} in {:.1} s and was never seen waiting for one (CPU {:.0} %); {} for it{oldest}",
-                case.worker(row.pid), case.things().trim_end_matches('s'), case.totals.seconds, row.cpu * 100.0, case.that_wait(queued)
+                case.worker(row.pid), case.thing(), case.totals.seconds, row.cpu * 100.0, case.that_wait(queued)
             ));
         }
         found
@@ -588,13 +588,10 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     };
     let workers: Vec<String> = worst.pids.iter().map(|pid| case.worker(*pid)).collect();
     let idle: f64 = case.rows.iter().map(|r| r.idle_beside_queue_s).sum();
-    let title = format!(
-        "{} behind a busy worker while others are idle",
-        match case.is_udp() {
-            true => "Datagrams wait",
-            false => "Connections wait",
-        }
-    );
+    let title = match case.is_udp() {
+        true => "Datagrams wait behind a busy worker while others are idle",
+        false => "Connections wait behind a busy worker while others are idle",
+    };
     let mut found = finding("blind-hash", title, cause)
     .shown(format!(
         "the queue of {} was not empty for {:.2} s of {seconds:.1} s while its worker was busy and another waited; longest queue {}",

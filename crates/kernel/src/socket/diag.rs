@@ -21,6 +21,7 @@ use wakeone_model::listener::{Protocol, Socket};
 
 use super::netlink::{connected, encoded, receive};
 use super::unix_diag;
+use netlink_sys::Socket as Netlink;
 
 /// The sockets to dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,10 +193,11 @@ const STATE_ESTABLISHED: u8 = 1;
 const STATE_SYN_RECV: u8 = 3;
 
 fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
+    let netlink = connected()?;
     let mut found = Vec::new();
     for family in families {
         let request = request(*family, protocol, which, port);
-        ask(&request, &mut |response| {
+        ask(&netlink, &request, &mut |response| {
             let entry = entry(protocol, response);
             // The kernel filters by port for TCP and by the whole id for UDP: not all versions alike.
             let wanted = port == 0 || entry.local.port() == port;
@@ -208,10 +210,9 @@ fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Res
 }
 
 /// Sends a request, and hands over each socket of the answer.
-fn ask(request: &[u8], found: &mut dyn FnMut(&InetResponse)) -> io::Result<()> {
-    let netlink = connected()?;
+fn ask(netlink: &Netlink, request: &[u8], found: &mut dyn FnMut(&InetResponse)) -> io::Result<()> {
     netlink.send(request, 0)?;
-    receive(&netlink, &mut |message| {
+    receive(netlink, &mut |message| {
         if let SockDiagMessage::InetResponse(response) = message {
             found(&response);
         }
@@ -232,22 +233,16 @@ pub fn connections_with(
     port: u16,
     found: &mut dyn FnMut(Entry, Option<&[u8]>),
 ) -> io::Result<()> {
+    let netlink = connected()?;
     for family in FAMILIES {
         // With TFO a connection is there before its handshake has ended.
         let states = states(Protocol::Tcp, Which::Open) | StateFlags::SYN_RECV;
-        let (flags, none) = (NLM_F_REQUEST | NLM_F_DUMP, ExtensionFlags::empty());
-        let mut request = message(
-            flags,
-            family,
-            Protocol::Tcp,
-            none,
-            states,
-            at_port(family, port),
-        );
+        let none = ExtensionFlags::empty();
+        let mut request = all_at(family, Protocol::Tcp, none, states, port);
         let map = storage.as_raw_fd().to_ne_bytes();
         let nested = attribute(SK_DIAG_BPF_STORAGE_REQ_MAP_FD, &map);
         append(&mut request, INET_DIAG_REQ_SK_BPF_STORAGES, &nested);
-        ask(&request, &mut |response| {
+        ask(&netlink, &request, &mut |response| {
             let stored = other(response, INET_DIAG_SK_BPF_STORAGES);
             let value = stored.and_then(|stored| value_of_one_map(&stored));
             found(entry(Protocol::Tcp, response), value.as_deref());
@@ -297,24 +292,24 @@ fn request(family: u8, protocol: Protocol, which: Which, port: u16) -> Vec<u8> {
         Which::Waiting => ExtensionFlags::SKMEMINFO | ExtensionFlags::INFO,
         _ => ExtensionFlags::SKMEMINFO,
     };
-    let (flags, states) = (NLM_F_REQUEST | NLM_F_DUMP, states(protocol, which));
-    message(
-        flags,
-        family,
-        protocol,
-        extensions,
-        states,
-        at_port(family, port),
-    )
+    all_at(family, protocol, extensions, states(protocol, which), port)
 }
 
-fn at_port(family: u8, port: u16) -> SocketId {
+/// The request for all sockets with this local port.
+fn all_at(
+    family: u8,
+    protocol: Protocol,
+    extensions: ExtensionFlags,
+    states: StateFlags,
+    port: u16,
+) -> Vec<u8> {
     let mut id = match family == FAMILIES[0] {
         true => SocketId::new_v4(),
         false => SocketId::new_v6(),
     };
     id.source_port = port;
-    id
+    let flags = NLM_F_REQUEST | NLM_F_DUMP;
+    message(flags, family, protocol, extensions, states, id)
 }
 
 fn message(

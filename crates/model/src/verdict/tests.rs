@@ -591,7 +591,7 @@ fn a_queue_that_overflows_and_one_that_nearly_does() {
     assert_eq!(found(own(), udp), ["receive-buffer-overflow"]);
 }
 
-/// Nothing is said of connections, of accept() or of moved queues.
+/// No sentence names connections, accept() or moved queues.
 #[test]
 fn udp_is_spoken_of_in_its_own_words() {
     let stopped = |w: &mut Watch| {

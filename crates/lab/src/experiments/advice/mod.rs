@@ -37,7 +37,7 @@ struct Tried {
     name: String,
     /// A part of its advice.
     says: String,
-    /// What a client says first.
+    /// The first bytes that a client sends.
     #[serde(default = "http")]
     hello: String,
     /// Whether it keeps connections.
@@ -173,7 +173,7 @@ impl Experiment for Advice {
 }
 
 fn worst(values: &[f64]) -> Option<f64> {
-    values.iter().copied().reduce(f64::max)
+    (!values.is_empty()).then(|| stats::max(values))
 }
 
 fn row(outcome: &Outcome, tried: &Tried) -> Option<Row> {
@@ -195,11 +195,11 @@ fn row(outcome: &Outcome, tried: &Tried) -> Option<Row> {
 }
 
 fn measured(variant: &Variant) -> Result<Sample, Error> {
-    let owner: &'static [&'static str] = match variant.tried.owner.as_str() {
-        "" => &[],
-        owner => Box::leak(Box::new(["--owner", owner])),
+    let owner = match variant.tried.owner.as_str() {
+        "" => Vec::new(),
+        owner => vec!["--owner", owner],
     };
-    let launch = variant.server.launch(WORKERS, owner)?;
+    let launch = variant.server.launch(WORKERS, &owner)?;
     let mut server = ServerUnderTest::start(launch)?;
     let address = server.address;
     let (clients, said) = std::thread::scope(|scope| {
