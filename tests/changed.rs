@@ -478,7 +478,7 @@ fn an_agent_whose_server_ended_is_listed_and_can_be_ended() {
     slowly("it waits again", || manager.waits());
     assert_eq!(manager.group()["supervisor_pid"], agent);
     let (done, text) = manager.wakeone(&["detach", &target()]);
-    assert!(done, "{text}");
+    assert!(done && text.contains("no server was there"), "{text}");
     eventually("the agent is gone", || !support::runs(agent));
     support::steered::assert_nothing_left(&manager.ground);
     // The next server that listens there is not steered.

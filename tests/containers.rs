@@ -12,15 +12,16 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::kept::{ASK, Kept, assert_even, entries_of, is_disarmed, keep_enough, until_disarmed};
+use support::kept::{
+    ASK, Kept, assert_even, entries_of, event_loops, is_disarmed, keep_enough, until_disarmed,
+};
 use support::real::{Started, installed, program};
 use support::split::for_another_user;
 use support::steered::{isolated, said, wakeone};
 use support::{Ground, LAB, Run, WAKEONE, eventually, get, server, signal, slowly, slowness};
 
 const AT: &str = "127.0.0.1:7500";
-/// A reference server whose workers wait exclusively: as it is, one of them gets all connections that are kept.
-const EVENT_LOOPS: [&str; 7] = ["serve", "--model", "epoll-prefork", "-w", "4", "-l", AT];
+const EVENT_LOOPS: [&str; 9] = event_loops(AT, "4");
 /// A user without any capability, in a container or by setpriv(1).
 const NOBODY: [&str; 4] = ["--user", "65534:65534", "--cap-drop", "ALL"];
 /// Root of a container with the one capability that lets it look into other processes.

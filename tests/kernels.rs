@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Output};
+use support::kept::{event_loops, until_disarmed};
 use support::real::{Started, program};
 use support::steered::{
     PREFORKED, isolated, number, said, signal_all, status, stop_all, wakeone, worker,
@@ -259,26 +260,19 @@ fn doctor_tells_what_this_kernel_allows() {
 #[test]
 fn workers_of_one_queue_are_steered() {
     let Some(ground) = isolated() else { return };
-    let server = Started::spawn(program(&[
-        LAB,
-        "serve",
-        "-l",
-        AT,
-        "-w",
-        "3",
-        "--model",
-        "epoll-prefork",
-    ]));
+    let server = [&[LAB], &event_loops(AT, "3")[..]].concat();
+    let server = Started::spawn(program(&server));
     eventually("it answers", || get(address(), "/").is_ok());
     let output = wakeone(&ground, &["attach", AT]);
     println!("{:?}", said(&output));
     assert!(output.status.success());
-    let mut open = Vec::new();
-    eventually("the worker with the most connections is disarmed", || {
-        open.push(TcpStream::connect(address()).expect("connect"));
+    let disarmed = || {
         let group = status(&ground, "at-127-0-0-1-8080");
-        (0..3).any(|slot| group["slots"][slot]["armed"] == false)
-    });
+        (0..3)
+            .filter(|slot| group["slots"][slot]["armed"] == false)
+            .count()
+    };
+    let open = until_disarmed(address(), disarmed);
     feature("one-queue", true);
     let done = wakeone(&ground, &["detach", AT]);
     assert!(done.status.success(), "{:?}", said(&done));

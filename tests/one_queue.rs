@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 use support::kept::{
-    ASK, Kept, assert_even, entries_of, is_disarmed, keep, keep_enough, until_disarmed,
+    ASK, Kept, assert_even, entries_of, event_loops, is_disarmed, keep, keep_enough, until_disarmed,
 };
 use support::real::{Started, program};
 use support::split::for_another_user;
@@ -24,17 +24,8 @@ use wakeone_kernel::proc::process::children;
 const AT: &str = "127.0.0.1:7400";
 const GROUP: &str = "at-127-0-0-1-7400";
 const WORKERS: usize = 4;
-/// The reference server, as so many event loops; by default each waits exclusively.
-const EVENT_LOOPS: [&str; 8] = [
-    LAB,
-    "serve",
-    "--model",
-    "epoll-prefork",
-    "-w",
-    "4",
-    "-l",
-    AT,
-];
+const EVENT_LOOPS: [&str; 9] = event_loops(AT, "4");
+
 fn address() -> SocketAddr {
     AT.parse().expect("address")
 }
@@ -71,7 +62,7 @@ impl Sharing {
 
     /// Starts the reference server, as event loops that wake each other in this way.
     fn event_loops(wakes: &str) -> Option<Self> {
-        let command = [&EVENT_LOOPS[..], &["--epoll", wakes]].concat();
+        let command = [&[LAB], &EVENT_LOOPS[..], &["--epoll", wakes]].concat();
         Self::start(&command).map(|sharing| sharing.with_workers(WORKERS))
     }
 
@@ -469,7 +460,7 @@ fn a_server_that_ends_is_waited_for_and_steered_again() {
     slowly("it is waited for", || {
         sharing.status()["slots"][0]["pid"].is_null()
     });
-    sharing.server = Started::spawn(program(&EVENT_LOOPS));
+    sharing.server = Started::spawn(program(&[&[LAB], &EVENT_LOOPS[..]].concat()));
     slowly("it is steered again", || {
         let group = sharing.status();
         (0..WORKERS).all(|slot| worker(&group, slot).is_some())
@@ -500,7 +491,7 @@ fn what_cannot_be_steered_is_refused_with_the_reason() {
 #[test]
 fn a_server_that_is_started_as_it_is_is_steered_and_ends_with_its_own_code() {
     let Some(ground) = isolated() else { return };
-    let mut run = ground.run(&[], &EVENT_LOOPS);
+    let mut run = ground.run(&[], &[&[LAB], &EVENT_LOOPS[..]].concat());
     run.line("is steered");
     let (kept, counts) = keep(address(), 64, Duration::from_millis(8));
     assert!(counts.len() == WORKERS && counts[0] <= 24, "{counts:?}");
@@ -539,7 +530,7 @@ fn no_privilege_is_needed_for_a_server_of_the_same_user() {
         command
     };
     let mut server = nobody();
-    server.arg(&lab).args(&EVENT_LOOPS[1..]);
+    server.arg(&lab).args(EVENT_LOOPS);
     let sharing = Sharing {
         server: Started::spawn(server),
         ground,

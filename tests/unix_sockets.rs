@@ -420,6 +420,39 @@ fn without_a_target_doctor_and_top_show_the_unix_sockets_that_workers_share() {
     serving.end();
 }
 
+/// Workers like gunicorn's sync ones take the next connection at once, and are never seen to wait.
+#[test]
+fn doctor_tells_that_a_queue_is_full_and_how_long_its_connections_wait() {
+    let Some(_ground) = isolated() else { return };
+    let listener = listener_at("full");
+    rustix::net::listen(&listener, 8).expect("a short queue");
+    for _ in 0..2 {
+        let copy = listener.try_clone().expect("a copy");
+        // They end with the test's process.
+        std::thread::spawn(move || {
+            for stream in copy.incoming() {
+                std::thread::sleep(Duration::from_millis(40) * slowness());
+                let _ = stream.and_then(|mut one| one.write_all(b"HTTP/1.1 200 OK\r\n\r\n"));
+            }
+        });
+    }
+    let load = ["load", "-c", "20", "-d", "60s", "unix:@full"];
+    let load = Started::spawn(program(&[&[WAKEONE], &load[..]].concat()));
+    let full = || doctor("unix:@full").1["queues"][0]["highest"] == 9;
+    slowly("the queue is full", full);
+    let (code, report) = doctor("unix:@full");
+    assert_eq!(code, Some(3), "{report:#}");
+    let findings = report["findings"].as_array().expect("findings");
+    let codes: Vec<_> = findings.iter().map(|one| &one["code"]).collect();
+    assert_eq!(codes, ["backlog-too-small", "workers-busy"], "{report:#}");
+    let told = findings[1]["evidence"].to_string();
+    assert!(
+        told.contains("connections waited 100.0 ms or longer"),
+        "{told}"
+    );
+    drop(load);
+}
+
 /// Returns the JSON of a load.
 fn load(arguments: &[&str]) -> Value {
     let output = Command::new(WAKEONE)

@@ -18,8 +18,8 @@ use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
 /// Corrections take at most this part of the time, and come no more often than that.
-const CORRECTION_SHARE: u32 = 1000;
-const CORRECT_EVERY: Duration = Duration::from_millis(500);
+const CORRECTION_SHARE: u32 = 2000;
+const CORRECT_EVERY: Duration = Duration::from_secs(1);
 
 /// About what it takes another process to read what a descriptor is, and to be asked for those of a worker.
 const DESCRIPTOR_NS: u64 = 2_000;

@@ -34,7 +34,7 @@ pub struct Recounted {
 /// Counts in connections that were open before. It is loaded once and may run often.
 #[derive(Debug)]
 pub struct CountIn {
-    /// The iterator that notes who waits at the listeners of `queues`.
+    /// The iterator. It notes which connections wait at the listeners of `queues`.
     queued: Link,
     queues: MapHandle,
     waiting: MapHandle,
@@ -125,7 +125,7 @@ impl CountIn {
         clear(&self.waiting)?;
         let marked = listeners.iter().try_for_each(|one| self.mark(one.as_fd()));
         let walked = marked.and_then(|()| walk(&self.queued));
-        // Whatever failed: who is not held any more must not be in a later walk. It fails for those that were not marked.
+        // Whatever failed: a later walk must find no listener that is not held any more. It fails for those that were not marked.
         for one in listeners {
             let _ = self.queues.delete(&descriptor(one.as_fd()));
         }

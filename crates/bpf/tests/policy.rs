@@ -5,6 +5,10 @@
 //! Or they are random and judged by chi-square, with a limit that a fair policy passes all but once in billions of
 //! times.
 
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering::Relaxed;
+
 use proptest::prelude::*;
 use proptest::sample::select;
 use rand::rngs::StdRng;
@@ -19,7 +23,8 @@ use wakeone_bpf::policy::{
 };
 use wakeone_bpf::table::flag::{DRAINING, STUCK, UP};
 use wakeone_bpf::table::{
-    AFFINITY, CLOSING, COUNTED, DATAGRAMS, DEFERS, MARKED, MAX_SLOTS, REFUSING, SHARED, WINDOW,
+    AFFINITY, CLOSING, COUNTED, DATAGRAMS, DEFERS, MARKED, MAX_SLOTS, REFUSING, SHARED, Table,
+    WINDOW,
 };
 
 /// Picks over which weights are measured.
@@ -211,6 +216,14 @@ fn random_draw(chance: &mut StdRng) -> wakeone_draw {
     }
 }
 
+/// The same of a random flow.
+fn random_flow(chance: &mut StdRng) -> wakeone_draw {
+    wakeone_draw {
+        hash: chance.next_u32(),
+        ..random_draw(chance)
+    }
+}
+
 /// The i-th of `n` values that stand evenly over all of 32 bits.
 fn even(i: u64, n: u64) -> u32 {
     ((i << 32) / n) as u32
@@ -333,11 +346,13 @@ proptest! {
             if weightless { slot.weight = 0 } else { slot.flags &= !UP }
         }
         prop_assert_eq!(pick(&given.table(policy), &draw), None);
+        prop_assert_eq!(pick_living(&given.table(policy), &draw), None);
         let mut none = given.table(policy);
         none.slots = 0;
         none.slot = [up(1, 0); MAX_SLOTS];
         publish(&mut none);
         prop_assert_eq!(pick(&none, &draw), None);
+        prop_assert_eq!(pick_living(&none, &draw), None);
     }
 
     #[test]
@@ -435,10 +450,7 @@ fn second_choices(policy: u32, weights: [u32; 3], draws: u64) -> [u64; 3] {
     let mut chance = StdRng::seed_from_u64(29);
     let mut chosen = [0; 3];
     for _ in 0..draws {
-        let draw = wakeone_draw {
-            hash: chance.next_u32(),
-            ..random_draw(&mut chance)
-        };
+        let draw = random_flow(&mut chance);
         chosen[pick_living(&table, &draw).expect("a slot") - 5] += 1;
     }
     chosen
@@ -506,6 +518,63 @@ proptest! {
             pick_living(&given.table(CONSISTENT), &draw),
             pick(&without.table(CONSISTENT), &draw)
         );
+    }
+}
+
+/// A group of as many slots, of which the first one is gone.
+fn with_one_gone(slots: usize) -> Given {
+    let mut given = Given::new(vec![up(1, 7); slots]);
+    given.slots[0].gone = 1;
+    given
+}
+
+#[test]
+fn a_client_keeps_its_slot_whatever_the_chance_and_the_marks() {
+    let mut chance = StdRng::seed_from_u64(31);
+    let mut given = with_one_gone(8);
+    let by_hash = given.table(CONSISTENT);
+    let unmarked = [SOURCE, SOURCE_NET].map(|policy| given.table(policy));
+    given.slots[..4]
+        .iter_mut()
+        .for_each(|slot| slot.flags |= STUCK);
+    let marked = [SOURCE, SOURCE_NET].map(|policy| given.table(policy));
+    for _ in 0..200 {
+        let draw = random_flow(&mut chance);
+        for table in unmarked.iter().chain(&marked) {
+            assert_eq!(pick(table, &draw), pick(&by_hash, &draw));
+        }
+        for table in &unmarked {
+            assert_eq!(pick_living(table, &draw), pick_living(&by_hash, &draw));
+        }
+    }
+}
+
+#[test]
+fn a_second_choice_goes_by_the_queues_while_somebody_publishes_them() {
+    let mut given = Given::new(vec![up(1, 5), up(1, 0), up(1, 9)]);
+    for (slot, queued) in given.slots.iter_mut().zip([2, 3, 1]) {
+        slot.queued = queued;
+    }
+    let table = given.table(SHORTEST_QUEUE);
+    for (agent_gone, expected) in [(0, 2), (1, 1)] {
+        let draw = wakeone_draw {
+            agent_gone,
+            ..Default::default()
+        };
+        assert_eq!(pick_living(&table, &draw), Some(expected));
+    }
+    let by_connections = given.table(LEAST_CONNECTIONS);
+    assert_eq!(pick_living(&by_connections, &Default::default()), Some(1));
+}
+
+#[test]
+fn a_second_choice_looks_at_every_part_of_a_large_group() {
+    let mut chance = StdRng::seed_from_u64(37);
+    for slots in [WINDOW + 1, MAX_SLOTS] {
+        let table = with_one_gone(slots).table(LEAST_CONNECTIONS);
+        let draws = (0..20_000).map(|_| random_draw(&mut chance));
+        let chosen: BTreeSet<_> = draws.map(|draw| pick_living(&table, &draw)).collect();
+        assert_eq!(chosen.len(), slots - 1);
     }
 }
 
@@ -723,6 +792,36 @@ fn a_slot_is_known_to_be_idle_from_its_last_connection_to_its_first() {
     table.slot[201].active = -1;
     enter(&mut table, 201);
     assert!(known_idle(&table).contains(&201));
+}
+
+/// A count that was found wrong is mended in the table that the programs share.
+#[test]
+fn a_corrected_count_tells_whether_its_slot_is_idle() {
+    let file = tempfile::tempfile().expect("a file");
+    let table = Table::create(&file).expect("a table");
+    table.slots().store(MAX_SLOTS as u32, Relaxed);
+    for slot in 0..MAX_SLOTS {
+        table.slot(slot).flags().store(UP, Relaxed);
+        table.slot(slot).weight().store(1, Relaxed);
+    }
+    table.publish();
+    let is_idle = |slot: usize| {
+        let mut word = [0; 8];
+        let at = std::mem::offset_of!(wakeone_table, idle) + slot / 64 * 8;
+        file.read_exact_at(&mut word, at as u64).expect("read");
+        u64::from_ne_bytes(word) >> (slot % 64) & 1 == 1
+    };
+    for slot in [0, 63, 64, 200, MAX_SLOTS - 1] {
+        for (by, open) in [(5, 5), (-4, 1), (-1, 0), (2, 2), (-3, -1)] {
+            table.slot(slot).correct(by);
+            assert_eq!(table.slot(slot).active().load(Relaxed), open);
+            for other in 0..MAX_SLOTS {
+                let expected = other != slot || open <= 0;
+                assert_eq!(is_idle(other), expected, "{other}, {open} open at {slot}");
+            }
+        }
+        table.slot(slot).correct(1);
+    }
 }
 
 #[test]

@@ -50,6 +50,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn sentence(report: &Report) -> String {
     let workers = match report.serving_pids.as_slice() {
         _ if report.one_queue => "its workers are woken as before".to_owned(),
+        [] if report.attached && !report.steered => "no server was there".to_owned(),
         [] if report.attached || report.detached > 0 => {
             "the kernel's hash chooses again".to_owned()
         }

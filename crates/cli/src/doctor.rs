@@ -139,7 +139,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             watch.heavy_flows = group.and_then(|group| group.heavy_flows).unwrap_or(0);
             let orphans = group.map_or_else(Vec::new, |group| group.find_orphans(&paths));
             watch.orphans = orphans.iter().map(|orphan| orphan.pid).collect();
-            watch.view.missing.extend(verdict::blind_spots(&watch));
+            watch.view.missing.extend(verdict::notes(&watch));
             Judged {
                 findings: verdict::judge(&watch),
                 prediction: prediction::predict(&watch),

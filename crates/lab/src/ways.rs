@@ -141,13 +141,12 @@ impl Way {
 
     /// Whether Wakeone chooses: `wakeone run` starts it, and replaces its workers.
     pub fn steered(self) -> bool {
-        matches!(
-            self,
-            Way::LeastConnections
-                | Way::LeastConnectionsRescue
-                | Way::OneQueue
-                | Way::OneQueueWakeAll
-        )
+        self.is_one_queue() || matches!(self, Way::LeastConnections | Way::LeastConnectionsRescue)
+    }
+
+    /// Whether Wakeone has some of the workers woken that share a socket.
+    pub fn is_one_queue(self) -> bool {
+        matches!(self, Way::OneQueue | Way::OneQueueWakeAll)
     }
 
     /// The command line of a server of `workers` workers.

@@ -560,13 +560,13 @@ impl<'a> Engine<'a> {
             match session.flush(socket) {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(kind) => return self.fail(key, kind),
+                Err(kind) => return self.not_sent(key, kind),
             }
         }
         let request = &self.requests[connection.of.entry];
         // An encrypted request is sent by now.
         if connection.session.is_some() {
-            connection.written = request.len();
+            return self.sent(key);
         }
         while connection.written < request.len() {
             match rustix::net::send(socket, &request[connection.written..], SendFlags::NOSIGNAL) {
@@ -579,8 +579,16 @@ impl<'a> Engine<'a> {
                 }
             }
         }
+        self.sent(key);
+    }
+
+    /// The whole request is sent.
+    fn sent(&mut self, key: u32) {
+        let now = self.now();
+        let connection = &mut self.connections[key as usize];
+        connection.written = self.requests[connection.of.entry].len();
         connection.state = State::Receiving;
-        connection.at.sent = self.task.start.elapsed().as_nanos() as u64;
+        connection.at.sent = now;
     }
 
     /// The server takes no more of the request. It may have answered already, as by 413 to a body that it does not want.
@@ -589,10 +597,26 @@ impl<'a> Engine<'a> {
         let Some(socket) = &connection.socket else {
             return;
         };
-        match rustix::net::recv(socket, &mut self.buffer[..], RecvFlags::PEEK) {
-            Ok((1.., _)) if connection.written > 0 => self.receive(key, epoll::EventFlags::ERR),
-            _ => self.fail(key, kind),
+        let generation = connection.generation;
+        match (&connection.session, connection.written) {
+            (Some(_), _) => self.take_encrypted(key),
+            (None, 0) => {}
+            (None, 1..) => {
+                let some = rustix::net::recv(socket, &mut self.buffer[..], RecvFlags::PEEK);
+                if matches!(some, Ok((1.., _))) {
+                    self.receive(key, epoll::EventFlags::ERR);
+                }
+            }
         }
+        if self.is_sending(key, generation) {
+            self.fail(key, kind);
+        }
+    }
+
+    /// Whether a connection is still the one of this generation, and sends its request.
+    fn is_sending(&self, key: u32, generation: u32) -> bool {
+        let connection = &self.connections[key as usize];
+        connection.generation == generation && connection.state == State::Sending
     }
 
     fn ready(&mut self, data: u64, flags: epoll::EventFlags) {
@@ -682,6 +706,15 @@ impl<'a> Engine<'a> {
 
     /// Reads all there is of an encrypted connection, and takes its handshake on.
     fn receive_encrypted(&mut self, key: u32) {
+        let generation = self.connections[key as usize].generation;
+        self.take_encrypted(key);
+        if self.is_sending(key, generation) {
+            self.send(key);
+        }
+    }
+
+    /// Reads all there is of an encrypted connection. Of its bytes, those before the handshake's end are no answer.
+    fn take_encrypted(&mut self, key: u32) {
         loop {
             let connection = &mut self.connections[key as usize];
             let (Some(socket), Some(session)) = (&connection.socket, &mut connection.session)
@@ -689,20 +722,17 @@ impl<'a> Engine<'a> {
                 return;
             };
             let received = session.receive(socket, &mut self.buffer);
-            if connection.state == State::Sending {
-                let generation = connection.generation;
-                if received.is_ok() {
-                    self.send(key);
-                }
-                if self.connections[key as usize].generation != generation {
-                    return;
-                }
+            if connection.state == State::Sending && session.is_sent() {
+                self.sent(key);
             }
             match received {
                 Err(kind) => return self.fail(key, kind),
                 Ok(Received::Nothing) => return,
                 Ok(Received::End) => return self.ended(key),
                 Ok(Received::Bytes(n)) => {
+                    // The request follows the handshake at once.
+                    let connection = &mut self.connections[key as usize];
+                    connection.written = connection.written.max(1);
                     if !self.take(key, n, false) {
                         return;
                     }

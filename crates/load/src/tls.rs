@@ -65,7 +65,10 @@ impl Client {
             .map_err(|_| ErrorKind::Tls)?;
         // A request waits here, whole, until the handshake is over.
         connection.set_buffer_limit(None);
-        Ok(Box::new(Session { connection }))
+        Ok(Box::new(Session {
+            connection,
+            broken: None,
+        }))
     }
 }
 
@@ -86,6 +89,8 @@ fn trusted() -> Result<RootCertStore, Error> {
 /// One encrypted connection.
 pub(crate) struct Session {
     connection: ClientConnection,
+    /// Why the server takes no more. What it has sent before can still be read.
+    broken: Option<ErrorKind>,
 }
 
 /// The result of reading.
@@ -113,10 +118,17 @@ impl Session {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(kind(&error)),
+                Err(error) => {
+                    return Err(*self.broken.get_or_insert(kind(&error)));
+                }
             }
         }
-        Ok(!self.connection.is_handshaking())
+        Ok(self.is_sent())
+    }
+
+    /// Whether the handshake is over and the request is sent.
+    pub(crate) fn is_sent(&self) -> bool {
+        !self.connection.wants_write() && !self.connection.is_handshaking()
     }
 
     /// Reads from the socket, decrypts into `buffer`, and sends the replies that TLS requires.
@@ -131,10 +143,12 @@ impl Session {
                 Ok(n) => return Ok(Received::Bytes(n)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // Closed without a word of TLS: a host in between may have done that.
-                Err(_) => return Err(ErrorKind::EofEarly),
+                Err(_) => return Err(self.broken.unwrap_or(ErrorKind::EofEarly)),
             }
             match self.connection.read_tls(&mut Socket(socket)) {
-                Ok(0) if self.connection.is_handshaking() => return Err(ErrorKind::EofEarly),
+                Ok(0) if self.connection.is_handshaking() => {
+                    return Err(self.broken.unwrap_or(ErrorKind::EofEarly));
+                }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(Received::Nothing);
@@ -150,7 +164,8 @@ impl Session {
                     _ => ErrorKind::Tls,
                 });
             }
-            self.flush(socket)?;
+            // A server that takes no more may have answered all the same; its answer is read to the end.
+            let _ = self.flush(socket);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
+use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use common::{check, plan};
@@ -131,6 +132,32 @@ fn connections_are_used_again() {
     let outcome = run(&plan);
     assert_eq!(outcome.completed, 40, "{:?}", outcome.errors);
     assert_eq!(outcome.connections, 10);
+}
+
+/// A server need not read a body before it answers. It may close then, and the kernel resets what still comes.
+#[test]
+fn an_answer_may_come_before_the_body_is_sent() {
+    let server = serve(|_, stream| {
+        let text = "HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno";
+        let _ = stream.write_all(text.as_bytes());
+        // A reset may overtake the answer on another CPU, if that is busy.
+        thread::sleep(Duration::from_millis(100));
+        false
+    });
+    for keep_alive in [false, true] {
+        let mut plan = Plan {
+            keep_alive,
+            ..encrypted(server, true)
+        };
+        plan.stop.requests = Some(8);
+        plan.mix.form.body = Some(vec![b'x'; 20_000_000]);
+        let outcome = run(&plan);
+        assert_eq!(
+            outcome.errors.keys().collect::<Vec<_>>(),
+            [&ErrorKind::Status]
+        );
+        assert_eq!(outcome.by_status.keys().collect::<Vec<_>>(), [&413]);
+    }
 }
 
 #[test]

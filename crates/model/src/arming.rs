@@ -7,12 +7,17 @@
 //! Two rules keep that from doing harm. A worker's load is the least count of its last looks, so that a few connections
 //! which come and go disarm nobody. And all are armed as long as the queue is seen not to be empty: a worker that was armed
 //! alone may just have got a long request.
+//!
+//! As long as connections only come, they are taken for such that last. If a look can follow each of them, the counts are
+//! taken as they are: the next connection goes to a worker with the fewest.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::looks::{Pace, Wanted};
 
 /// A change of a worker's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,12 +49,13 @@ pub struct ArmingConfig {
     /// So many stay armed at least: while the least loaded one serves a request, another takes the next connection.
     pub least_armed: usize,
     /// But of workers that are all woken the kernel wakes the last ones to come first, and the others hardly get any. So one
-    /// with so many connections less than the next is armed alone, as long as it waits and connections only come.
+    /// with so many connections less than the next is armed alone, as long as it waits and connections only come. Where a look
+    /// follows each connection, one less is enough.
     pub alone_below: u64,
-    /// Not if so many came since the last look,
-    pub alone_until: u64,
+    /// Connections do not only come if more than so many came since the last look,
+    pub come_until: u64,
     /// or one ended in so many looks: those that come may be short.
-    pub alone_after: u32,
+    pub come_after: u32,
     /// And one of so many workers, rounded up: those that are armed have to take a burst alone.
     pub armed_of: usize,
     /// If more connections a worker came since the last look, all are armed. The counts are too old then to go by, and two
@@ -72,11 +78,11 @@ pub struct ArmingConfig {
 impl Default for ArmingConfig {
     fn default() -> Self {
         Self {
-            slack: 1,
+            slack: 2,
             least_armed: 2,
             alone_below: 3,
-            alone_until: 8,
-            alone_after: 6,
+            come_until: 8,
+            come_after: 6,
             armed_of: 4,
             burst: 2,
             looks: 4,
@@ -136,18 +142,24 @@ struct Worker {
 
 impl Worker {
     /// Takes the count of a look. Returns the last one.
-    fn count(&mut self, count: u64, config: &ArmingConfig, turn: Turn) -> u64 {
+    fn count(&mut self, count: u64, config: &ArmingConfig) -> u64 {
         let before = self.counts.front().copied();
         self.counts.truncate(config.looks.max(1) - 1);
         self.counts.push_front(count);
-        let least = self.counts.iter().copied().min().unwrap_or(count);
+        before.unwrap_or(count)
+    }
+
+    /// Finds its load by the counts. `at_once`: the last one is taken as it is.
+    fn weigh(&mut self, config: &ArmingConfig, turn: Turn, at_once: bool) {
+        let count = self.counts.front().copied().unwrap_or_default();
+        let least = self.counts.iter().copied().min().unwrap_or_default();
         let lasting = least.max(count.saturating_sub(config.passing));
         let more = lasting.saturating_sub(std::mem::replace(&mut self.lasting, lasting));
         self.share.load = match turn {
+            Turn::LeastConnections if at_once => count,
             Turn::LeastConnections => lasting,
             Turn::RoundRobin => self.share.load.saturating_add(more),
         };
-        before.unwrap_or(count)
     }
 
     /// Whether its turn comes.
@@ -174,6 +186,9 @@ pub struct Arming {
     came: u64,
     /// A worker was armed and did not take what waited: perhaps the server has changed its entry.
     doubts: bool,
+    /// A worker was refused before the last look.
+    refused: bool,
+    pace: Pace,
 }
 
 impl Arming {
@@ -251,6 +266,11 @@ impl Arming {
         }
     }
 
+    /// Sets how soon looks can come from now on.
+    pub fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
+    }
+
     /// Somebody has armed all.
     pub fn released(&mut self) {
         for worker in self.workers.values_mut() {
@@ -273,16 +293,34 @@ impl Arming {
         self.waited > 0
     }
 
-    /// Whether one worker is armed alone. A connection should then cause a look: the worker may be busy with the one before.
-    pub fn is_one_alone(&self) -> bool {
-        self.any_disarmed() && self.workers.values().filter(|one| one.armed).count() == 1
+    /// Whether a connection should cause a look: the next one is to go to another worker, or a worker is armed alone, and may
+    /// be busy with the one before.
+    pub fn wants_bell(&self) -> bool {
+        let is_one_alone = || self.workers.values().filter(|one| one.armed).count() == 1;
+        !self.is_hurried() && (self.counts_at_once() || self.any_disarmed() && is_one_alone())
     }
 
-    /// How long it is until the next look, if that costs nothing.
-    pub fn pause(&self) -> Duration {
-        match self.is_hurried() {
-            true => self.config.hurried.min(self.config.look_every),
-            false => self.config.look_every,
+    /// Whether no connections end, and few come at a time.
+    fn only_come(&self) -> bool {
+        self.falls == 0 && self.came <= self.config.come_until
+    }
+
+    /// Whether the counts are taken as they are.
+    fn counts_at_once(&self) -> bool {
+        self.pace.prompt && self.turn == Turn::LeastConnections && self.only_come()
+    }
+
+    /// Returns what it wants until the next look.
+    pub fn wants(&self) -> Wanted {
+        Wanted {
+            pause: match self.is_hurried() {
+                true => self.config.hurried.min(self.config.look_every),
+                false => self.config.look_every,
+            },
+            hurried: self.is_hurried(),
+            disarmed: self.any_disarmed(),
+            only_come: self.falls == 0,
+            refused: self.refused,
         }
     }
 
@@ -324,11 +362,15 @@ impl Arming {
             let Some(worker) = self.workers.get_mut(&worker) else {
                 continue;
             };
-            let before = worker.count(count, &self.config, self.turn);
+            let before = worker.count(count, &self.config);
             self.came += count.saturating_sub(before);
             if count < before {
-                self.falls = self.config.alone_after;
+                self.falls = self.config.come_after;
             }
+        }
+        let at_once = self.counts_at_once();
+        for worker in self.workers.values_mut() {
+            worker.weigh(&self.config, self.turn, at_once);
         }
         let was_busy = |(number, one): (&usize, &Worker)| one.busy.then_some(*number);
         let busy: Vec<usize> = self.workers.iter().filter_map(was_busy).collect();
@@ -338,6 +380,7 @@ impl Arming {
             }
             self.begin_turns(number);
         }
+        self.open = self.open.saturating_sub(u32::from(!queued));
         self.heed_queue(queued, &mut waits);
         if self.came > self.config.burst.saturating_mul(self.workers.len() as u64) {
             self.open = self.config.calm_looks;
@@ -350,13 +393,27 @@ impl Arming {
             .filter_map(|one| refused(one).then_some(()));
         // Of exclusive workers only the refused one may be awake. Each that is put in its place is woken if something waits.
         let anew = refused.count() > 0;
+        self.refused = anew;
         changes.extend(self.put_in_order(anew));
         changes
     }
 
+    /// Takes whether anything waits in the queue, and no counts. That costs next to nothing. Returns the changes as
+    /// [`Self::look`] does.
+    pub fn glance(
+        &mut self,
+        queued: bool,
+        mut waits: impl FnMut(usize) -> bool,
+    ) -> Vec<(usize, Change)> {
+        self.heed_queue(queued, &mut waits);
+        match self.open {
+            0 => Vec::new(),
+            _ => self.arm(&mut waits),
+        }
+    }
+
     /// Opens the group while connections wait, and notes who did not take them.
     fn heed_queue(&mut self, queued: bool, waits: &mut impl FnMut(usize) -> bool) {
-        self.open = self.open.saturating_sub(u32::from(!queued));
         if !queued || !self.any_disarmed() {
             self.waited = 0;
             return;
@@ -366,7 +423,8 @@ impl Arming {
             return;
         }
         self.waited = 0;
-        self.open = self.config.calm_looks;
+        // Those that wait now are not left alone, however soon it is calm.
+        self.open = self.config.calm_looks.max(1);
         self.doubts = true;
         for (number, worker) in &mut self.workers {
             worker.busy |= worker.armed && !worker.draining && !waits(*number);
@@ -385,14 +443,16 @@ impl Arming {
     fn few(&self, waits: &mut impl FnMut(usize) -> bool) -> Vec<usize> {
         let part = self.workers.len().div_ceil(self.config.armed_of.max(1));
         let mut few = self.least_loaded(self.config.least_armed.max(part));
-        let only_come = self.falls == 0 && self.came <= self.config.alone_until;
+        let below = match self.counts_at_once() {
+            true => 0,
+            false => self.config.alone_below,
+        };
         if let [first, second, ..] = few[..] {
             let (one, next) = (&self.workers[&first], &self.workers[&second]);
-            let below = next.share.is_above(&one.share, self.config.alone_below);
-            // The order of exclusive ones is enough.
             // Of many, enough are armed. The order of exclusive ones is enough, too.
             let may = few.len() == self.config.least_armed && !one.exclusive;
-            if may && only_come && below && waits(first) {
+            let is_far = next.share.is_above(&one.share, below);
+            if may && self.only_come() && is_far && waits(first) {
                 few.truncate(1);
             }
         }
@@ -401,8 +461,13 @@ impl Arming {
 
     fn arm(&mut self, waits: &mut impl FnMut(usize) -> bool) -> Vec<(usize, Change)> {
         let least = least(self.workers.values());
-        let open = self.open > 0;
-        let slack = self.config.slack;
+        // Counts of connections that come and go are too old soon, and two loops would take what four can.
+        let stale = self.pace.rare && self.falls > 0;
+        let open = self.open > 0 || stale;
+        let slack = match self.counts_at_once() {
+            true => 0,
+            false => self.config.slack,
+        };
         let others = self.workers.values().any(|one| !one.draining);
         let few = self.few(waits);
         let wanted = |number: &usize, worker: &Worker| match least {
@@ -650,7 +715,7 @@ mod tests {
         };
         assert_eq!(armed(&settled(true)), [0, 3], "their order is enough");
         let mut arming = settled(false);
-        assert!(arming.is_one_alone());
+        assert!(arming.wants_bell());
         let counts = |one, other| [(0, 9), (1, 9), (2, one), (3, other)];
         // It is busy.
         arming.look(counts(9, 0), false, |worker| worker != 3);
@@ -743,7 +808,7 @@ mod tests {
         arming.set(0, 2, false);
         settle(&mut arming, &[20, 10, 10, 10]);
         assert_eq!(armed(&arming), [0, 1, 2, 3]);
-        settle(&mut arming, &[20, 12, 12, 12]);
+        settle(&mut arming, &[20, 13, 13, 13]);
         assert_eq!(armed(&arming), [0, 1]);
     }
 

@@ -9,6 +9,7 @@ pub mod drift;
 pub mod judge;
 pub mod layout;
 pub mod listener;
+pub mod looks;
 pub mod moves;
 pub mod reads;
 pub mod snapshot;

@@ -158,6 +158,9 @@ pub struct Sampled {
     pub accepts_in_loop: BTreeMap<u32, u64>,
     /// Sockets that went away, and how many connections waited in them when last seen.
     pub gone: BTreeMap<u64, u32>,
+    /// How long connections waited at a UNIX socket, where that was [`SHORT_WAIT_US`] or more.
+    #[serde(default)]
+    pub queued: Waits,
     /// How long requests were unread in connections that had been accepted, where that was [`SHORT_WAIT_US`] or more.
     #[serde(default)]
     pub unread: Waits,

@@ -6,6 +6,7 @@
 
 pub mod find;
 mod grouping;
+mod queued;
 pub mod target;
 pub mod text;
 mod unread;

@@ -25,6 +25,7 @@ use wakeone_model::snapshot::{
 };
 use wakeone_model::waits::Waits;
 
+use crate::queued::Queued;
 use crate::unread::Unread;
 use crate::{Error, Found, grouping};
 
@@ -84,6 +85,8 @@ pub struct Watcher {
     /// How long the waiting connections have waited, and when to look for that again.
     waiting: Waits,
     waiting_due: Instant,
+    /// The same of UNIX sockets.
+    queued: Queued,
     /// The requests that workers have accepted and not read, and when to look for them again.
     unread: Unread,
     unread_due: Instant,
@@ -123,6 +126,12 @@ fn polled_by(processes: &[Process]) -> impl Iterator<Item = u64> {
         _ => None,
     });
     polled.flatten().copied()
+}
+
+/// Those of these times that are long enough to count.
+fn long(times_us: impl IntoIterator<Item = u64>) -> Waits {
+    let times_us = times_us.into_iter();
+    Waits::of(times_us.filter(|us| *us >= SHORT_WAIT_US))
 }
 
 fn kernel(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
@@ -173,6 +182,7 @@ impl Watcher {
             },
             waiting: Waits::default(),
             waiting_due: Instant::now(),
+            queued: Queued::default(),
             unread: Unread::default(),
             unread_due: Instant::now(),
             sampled: Sampled::default(),
@@ -490,7 +500,22 @@ impl Watcher {
             }
         }
         self.beside_queues(&waiting);
+        self.look_for_queued()?;
         self.look_for_unread()
+    }
+
+    /// Looks which connections wait at UNIX sockets.
+    fn look_for_queued(&mut self) -> Result<(), Error> {
+        let sockets = &self.listener.sockets;
+        let is_empty = || sockets.iter().all(|socket| socket.queued == 0);
+        if self.listener.protocol != Protocol::Unix || self.queued.is_empty() && is_empty() {
+            return Ok(());
+        }
+        let waiting = unix_diag::waiting_at(sockets)
+            .map_err(kernel("asking the kernel for the connections that wait"))?;
+        let over = self.queued.note(waiting, Instant::now());
+        self.sampled.queued.add(&long(over));
+        Ok(())
     }
 
     /// Looks which requests wait in workers.
@@ -506,9 +531,7 @@ impl Watcher {
         }
         let unread = diag::unread_at(address)
             .map_err(kernel("asking the kernel for requests that were not read"))?;
-        let read = self.unread.note(unread).into_iter();
-        let long = Waits::of(read.filter(|us| *us >= SHORT_WAIT_US));
-        self.sampled.unread.add(&long);
+        self.sampled.unread.add(&long(self.unread.note(unread)));
         let now = Instant::now();
         self.unread_due = now + ((now - began) * CONNECTIONS_SHARE).max(UNREAD_EVERY);
         Ok(())
@@ -575,8 +598,10 @@ impl Watcher {
                 .copied()
                 .filter(|pid| !serves.contains(pid))
                 .collect();
+            // Of threads with a socket each, one that is busy since before was not seen to wait for its own.
+            let is_served = !serves.is_empty() || self.model.shape == Shape::SocketPerThread;
             let blocked = socket.queued > 0
-                && !serves.is_empty()
+                && is_served
                 && !serves.iter().any(|pid| waiting.contains(pid))
                 && !others.is_empty();
             if !blocked {
@@ -637,6 +662,9 @@ impl Watcher {
 
     /// How long the connections that wait now have waited.
     fn waiting(&mut self) -> Result<Option<Waits>, Error> {
+        if self.listener.protocol == Protocol::Unix {
+            return Ok(self.queued.are_known().then(|| long(self.queued.ages())));
+        }
         let (Protocol::Tcp, Address::Inet(address)) =
             (self.listener.protocol, self.listener.address)
         else {
@@ -653,7 +681,7 @@ impl Watcher {
             let began = Instant::now();
             let waits = diag::waits_at(address)
                 .map_err(kernel("asking the kernel for the connections that wait"))?;
-            self.waiting = Waits::of(waits.into_iter().filter(|us| *us >= SHORT_WAIT_US));
+            self.waiting = long(waits);
             self.waiting_due = Instant::now() + began.elapsed() * WAITING_SHARE;
         }
         Ok(Some(self.waiting.clone()))
@@ -693,8 +721,7 @@ impl Watcher {
         self.sample_processes()?;
         let last = self.snapshot()?;
         let mut sampled = self.sampled.clone();
-        let still = self.unread.ages().filter(|us| *us >= SHORT_WAIT_US);
-        sampled.unread.add(&Waits::of(still));
+        sampled.unread.add(&long(self.unread.ages()));
         Ok(self.sum(self.first.clone(), last, sampled))
     }
 
@@ -737,7 +764,7 @@ fn attach(listener: &Listener, tracing: bool, view: &mut View) -> Option<Probe> 
     }
     let Some(port) = listener.address.port() else {
         view.missing.push(
-            "the probes know TCP only: connections taken, wake-ups and waits in the queue of a UNIX socket are not known".into(),
+            "the probes know TCP only: of a UNIX socket, connections taken, wake-ups and waits below 10 ms are not known".into(),
         );
         return None;
     };

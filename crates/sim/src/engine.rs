@@ -310,6 +310,9 @@ impl<'a> Engine<'a> {
         match &mut self.front {
             Front::Shared { queue, .. } => {
                 queue.push_back(one);
+                if let Some(soon) = self.front.ring(self.servers.now()) {
+                    self.happens(soon, Happening::SteererLooks);
+                }
                 let woken = self.woken();
                 if let Some(worker) = woken.or_else(|| self.busy_loop()) {
                     self.accept(worker);
@@ -565,12 +568,12 @@ impl Engine<'_> {
 
     /// The steerer of one queue looks. Where it arms a worker that waits, the kernel looks at the queue.
     fn steer(&mut self) {
-        let workers = &self.workers;
-        let Some((changes, pause_s)) = self.front.steer(|worker| !workers[worker].is_halted())
-        else {
+        let (workers, now) = (&self.workers, self.servers.now());
+        let works = |worker: usize| !workers[worker].is_halted();
+        let Some((changes, next)) = self.front.steer(now, works) else {
             return;
         };
-        self.happens(self.servers.now() + pause_s, Happening::SteererLooks);
+        self.happens(next, Happening::SteererLooks);
         self.counts.changes += changes.len() as u64;
         for (worker, change) in changes {
             if let Front::Shared { queue, asleep, .. } = &mut self.front

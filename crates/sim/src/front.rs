@@ -42,7 +42,8 @@ impl Front {
                     true => Wake::FirstRegistered,
                     false => Wake::All,
                 };
-                let steerer = Steerer::new(config, exclusive, setup.workers, &setup.weights);
+                let steerer =
+                    Steerer::new(config, exclusive, setup.workers, &setup.weights, setup.cpus);
                 shared(wake, Some(steerer))
             }
             Dispatch::Steered {
@@ -149,10 +150,23 @@ impl Front {
         }
     }
 
-    /// The steerer of one queue looks, and has entries changed. `works`: whether a worker does anything now. Returns the
-    /// changes, and the time until the next look, in s; `None`: there is no steerer.
+    /// A connection comes to the queue. Returns when the steerer looks because of it.
+    #[inline]
+    pub(crate) fn ring(&mut self, now: f64) -> Option<f64> {
+        match self {
+            Self::Shared {
+                steerer: Some(steerer),
+                ..
+            } => steerer.ring(now),
+            _ => None,
+        }
+    }
+
+    /// The steerer of one queue looks if that is due, and has entries changed. `works`: whether a worker does anything now.
+    /// Returns the changes, and when the next look is due, in s; `None`: none is due now, or there is no steerer.
     pub(crate) fn steer(
         &mut self,
+        now: f64,
         works: impl Fn(usize) -> bool,
     ) -> Option<(Vec<(usize, Change)>, f64)> {
         let Self::Shared {
@@ -163,11 +177,14 @@ impl Front {
         else {
             return None;
         };
+        if !steerer.is_due(now) {
+            return None;
+        }
         let waits = |worker| asleep.has(worker) && works(worker);
-        let changes = steerer.look(!queue.is_empty(), waits);
+        let changes = steerer.look(now, !queue.is_empty(), waits);
         for (worker, change) in &changes {
             asleep.change(*worker, *change);
         }
-        Some((changes, steerer.pause_s()))
+        Some((changes, steerer.due_s()))
     }
 }

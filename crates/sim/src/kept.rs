@@ -36,12 +36,14 @@ impl Kept {
         let (mut now, mut next_look) = (0.0, 0.0);
         let mut open = |_| {
             while next_look <= now
-                && let Some((_, pause_s)) = front.steer(|_| true)
+                && let Some((_, next)) = front.steer(next_look, |_| true)
             {
-                next_look += pause_s;
+                next_look = next;
             }
+            let opened = front.open();
+            next_look = front.ring(now).unwrap_or(next_look);
             now += of.apart_s;
-            front.open()
+            opened
         };
         Self {
             next: of.next,

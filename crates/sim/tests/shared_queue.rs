@@ -51,9 +51,9 @@ fn kept_connections_are_spread_evenly_by_the_steerer() {
     for exclusive in [false, true] {
         let way = armed(exclusive, ArmingConfig::default());
         let few = share(4, 64, 0.004, way);
-        assert!(few < 1.1, "{few}");
+        assert!(few < 1.05, "{few}");
         let many = share(64, 1_024, 0.001, way);
-        assert!(many < 1.4, "{many}");
+        assert!(many < 1.2, "{many}");
     }
     // All at once, before anybody looks.
     let way = armed(true, ArmingConfig::default());
@@ -63,7 +63,7 @@ fn kept_connections_are_spread_evenly_by_the_steerer() {
 #[test]
 fn a_steerer_that_never_disarms_is_none() {
     let config = ArmingConfig {
-        slack: u64::MAX / 2,
+        least_armed: usize::MAX,
         ..ArmingConfig::default()
     };
     let load = load(Arrivals::Poisson { per_s: 3e3 }, "exp:1ms", 50_000, 4);
@@ -211,7 +211,8 @@ proptest! {
         }).collect();
         let pause = |look: Duration| look.as_secs_f64();
         let hurried = pause(config.hurried.min(config.look_every));
-        let bound = pause(config.look_every) + f64::from(config.waiting_looks - 1) * hurried;
+        // Looks that cost too much are further apart. Then the queue is looked at between them.
+        let bound = 2.0 * pause(config.look_every) + f64::from(config.waiting_looks - 1) * hurried;
         let longest = longest_idle_s(&spans, workers);
         prop_assert!(longest <= bound + 1e-9, "idle for {} ms, {} ms allowed", longest * 1e3, bound * 1e3);
     }

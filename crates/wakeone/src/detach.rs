@@ -47,6 +47,8 @@ pub struct Report {
     pub attached: bool,
     /// Its workers share one queue, and are woken again as the server made it.
     pub one_queue: bool,
+    /// It was steered. An agent that waits for its server to come back steers nobody.
+    pub steered: bool,
 }
 
 /// Why a group was left as it is.
@@ -119,7 +121,7 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     }
     // Read first, as an agent that ends removes its state.
     let before = state::load(&paths.runtime, name).ok().flatten();
-    let one_queue = GroupTable::open(paths, name).is_ok_and(|table| table.is_one_queue());
+    let one_queue = GroupTable::open(paths, name).map(|table| table.is_one_queue());
     let dir = take(paths, name)?;
     // Repaired first: removing the program also removes the record of an unfinished move.
     let closed = repair(paths, &dir);
@@ -132,7 +134,8 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     let mut report = Report {
         name: name.to_owned(),
         attached: before.is_some_and(|state| state.attached),
-        one_queue,
+        steered: one_queue.is_ok(),
+        one_queue: one_queue.unwrap_or(false),
         ..Report::default()
     };
     let state = dir.load();

@@ -143,6 +143,25 @@ pub fn accepted_at(listener: UnixName) -> io::Result<HashSet<u64>> {
     Ok(found)
 }
 
+/// Returns the clients whose connections wait at listeners, by the inodes of their sockets: one that waits has none yet.
+/// `None`: a queue is too long to be told, from some 900 connections on (`sk_diag_dump_icons`, `NLMSG_GOODSIZE`).
+///
+/// # Errors
+/// As [`listening`].
+pub fn waiting_at(listeners: &[Socket]) -> io::Result<Option<HashSet<u64>>> {
+    let mut found = HashSet::new();
+    let mut told = 0;
+    dump(StateFlags::LISTEN, ShowFlags::ICONS, &mut |response| {
+        let inode = u64::from(response.header.inode);
+        if listeners.iter().any(|one| one.inode == inode) {
+            told += 1;
+            let clients = response.pending_connections().into_iter().flatten();
+            found.extend(clients.copied().map(u64::from).filter(|inode| *inode != 0));
+        }
+    })?;
+    Ok((told == listeners.len()).then_some(found))
+}
+
 fn dump(
     states: StateFlags,
     shown: ShowFlags,
@@ -257,6 +276,10 @@ mod tests {
         at.into_iter().map(listen).collect()
     }
 
+    fn inode(socket: &dyn std::os::fd::AsFd) -> u64 {
+        rustix::fs::fstat(socket.as_fd()).expect("stat").st_ino
+    }
+
     fn bound_at(name: UnixName) -> Option<Bound> {
         listening()
             .expect("dump")
@@ -269,13 +292,15 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         for (listener, address, name) in listeners(folder.path(), "seen") {
             let connect = || UnixStream::connect_addr(&address).expect("connects");
-            let _clients: Vec<_> = (0..5).map(|_| connect()).collect();
+            let clients: Vec<_> = (0..5).map(|_| connect()).collect();
             let (accepted, _) = listener.accept().expect("accepts");
+            let waiting: HashSet<u64> = clients[1..].iter().map(|one| inode(one)).collect();
             let seen = bound_at(name).expect("the listener");
-            let inode = |socket: &dyn std::os::fd::AsFd| {
-                rustix::fs::fstat(socket.as_fd()).expect("stat").st_ino
-            };
             assert_eq!(seen.socket.inode, inode(&listener));
+            assert_eq!(
+                waiting_at(std::slice::from_ref(&seen.socket)).expect("dump"),
+                Some(waiting)
+            );
             assert_eq!(
                 seen.socket.cookie,
                 crate::socket::cookie(&listener).expect("cookie")

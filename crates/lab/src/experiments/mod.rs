@@ -146,11 +146,17 @@ mod tests {
         }
     }
 
-    /// Expectations of kept results that experiments no longer have: those of the split of TCP listeners.
-    const RETIRED: [(&str, &str); 3] = [
+    /// Expectations of kept results that experiments no longer have.
+    const RETIRED: [(&str, &str); 7] = [
+        // The split of TCP listeners.
         ("cost", "split-prefork"),
         ("cost", "split-nginx"),
         ("harm", "prefork/boot/split"),
+        // Processes beside threads. `haproxy-processes` is compared with its like.
+        ("harm", "haproxy/steady/run"),
+        ("harm", "haproxy/kept/run"),
+        ("harm", "haproxy/stuck/run"),
+        ("harm", "haproxy/restart/run"),
     ];
 
     /// The results that this repository keeps.

@@ -1,8 +1,8 @@
 //! Each rule at its threshold and just below it, on a watch of a healthy group of four that has just that wrong.
 
 use super::*;
-use crate::accept::{AcceptModel, Confidence};
-use crate::listener::{Listener, Socket};
+use crate::accept::{AcceptModel, Confidence, Means};
+use crate::listener::{Listener, Protocol, Socket, Ungrouped};
 use crate::snapshot::{
     HostLook, Sampled, Snapshot, TraceGaps, TraceLook, View, WorkerLook, WorkerTrace,
 };
@@ -348,6 +348,15 @@ fn workers_are_busy_where_connections_wait_long_and_nothing_else_tells_why() {
         }
     });
     assert_eq!(starved, ["cpu-missing"]);
+    // Idle ones that waited a little do not tell of a lack.
+    let idle = found(own(), |w| {
+        wait_long(w, 400_000, 60);
+        w.sampled.waiting = PIDS.map(|pid| (pid, LOOKS)).into();
+        for worker in w.last.workers.values_mut() {
+            worker.run_delay_ns = SECONDS * 20_000_000;
+        }
+    });
+    assert_eq!(idle, ["long-waits"]);
     // Another finding tells why.
     let stuck = found(own(), |w| {
         wait_long(w, 400_000, 60);
@@ -426,17 +435,39 @@ fn connections_that_nobody_takes() {
         but(|w| w.serves.extend([(1000, vec![10])])),
         ["workers-busy"]
     );
-    // Of a UNIX socket nobody knows since when they wait.
-    let unix = |highest: u32| {
+    // Of a long queue of a UNIX socket nobody knows since when they wait.
+    let unix = |highest: u32, waiting: Option<Waits>| {
         found(shared(Means::Unseen), |w| {
             forsake(w);
-            (w.first.trace, w.last.trace, w.last.waiting) = (None, None, None);
+            (w.first.trace, w.last.trace) = (None, None);
+            w.last.waiting = waiting.clone();
             w.last.listener.protocol = Protocol::Unix;
             w.sampled.queue_highest.insert(1000, highest);
         })
     };
-    assert_eq!(unix(3), ["nobody-accepts"]);
-    assert_eq!(unix(4), NONE);
+    assert_eq!(unix(3, None), ["nobody-accepts"]);
+    assert_eq!(unix(4, None), NONE);
+    let ages = |us| Some(Waits::of([us]));
+    assert_eq!(unix(3, ages(SECONDS * 1_000_000)), ["nobody-accepts"]);
+    assert_eq!(unix(3, ages(200_000)), NONE);
+}
+
+#[test]
+fn a_unix_socket_whose_queue_is_full() {
+    let full = |filled, waited: &[u64]| {
+        found(shared(Means::Accept), |w| {
+            (w.first.trace, w.last.trace) = (None, None);
+            w.last.listener.protocol = Protocol::Unix;
+            w.last.listener.sockets[0].queue_limit = 16;
+            w.sampled.queue_highest.insert(1000, 17);
+            w.sampled.queue_filled.insert(1000, filled);
+            w.sampled.queued = Waits::of(waited.iter().copied());
+        })
+    };
+    assert_eq!(full(LOOKS / 50, &[120_000; 10]), ["backlog-too-small"]);
+    let both = ["backlog-too-small", "workers-busy"];
+    assert_eq!(full(LOOKS, &[170_000; 10]), both);
+    assert_eq!(full(LOOKS, &[17_000; 10]), ["backlog-too-small"]);
 }
 
 #[test]
@@ -453,6 +484,13 @@ fn threads_with_sockets_of_their_own_are_named() {
     assert_eq!(findings[0].code, "blind-hash");
     let evidence = &findings[0].evidence[0];
     assert!(evidence.contains("thread 10 of process 9"), "{evidence}");
+    // One that is busy since before.
+    let mut unseen = watch.clone();
+    unseen.serves.insert(1000, Vec::new());
+    let findings = judge(&unseen);
+    assert_eq!(findings[0].code, "blind-hash");
+    let evidence = &findings[0].evidence[0];
+    assert!(evidence.contains("nobody was seen to wait"), "{evidence}");
     hang(&mut watch);
     assert_eq!(codes(&watch), ["stuck-worker"]);
 }
@@ -796,7 +834,7 @@ fn what_the_figures_leave_out_is_said() {
         let mut watch = healthy(shape, Means::EpollWakeAll);
         watch.pools = pools;
         watch.last.workers.get_mut(&11).expect("worker").name = name.into();
-        blind_spots(&watch).join(" ")
+        notes(&watch).join(" ")
     };
     let passes = said(Shape::PassesDescriptors, "node", false);
     assert!(
@@ -811,6 +849,49 @@ fn what_the_figures_leave_out_is_said() {
     assert!(said(Shape::HandsToThreads, "server", false).contains("handed to"));
     assert!(said(Shape::Shared, "puma", true).contains("such a thread"));
     assert_eq!(said(Shape::Shared, "node", false), "");
+}
+
+#[test]
+fn a_worker_that_answers_none_is_told_from_clients_that_stay() {
+    let keep = |active: [u32; 4]| {
+        move |w: &mut Watch| {
+            take(w, [100; 4]);
+            for (pid, active) in PIDS.iter().zip(active) {
+                w.last.workers.get_mut(pid).expect("worker").active = active;
+            }
+        }
+    };
+    assert_eq!(found(own(), keep([0, 0, 100, 0])), ["stuck-worker"]);
+    assert_eq!(found(own(), keep([0, 100, 95, 20])), ["stuck-worker"]);
+    assert_eq!(found(own(), keep([0, 0, 80, 0])), NONE, "it answers some");
+    assert_eq!(found(own(), keep([100; 4])), NONE, "all clients stay");
+    let few = |w: &mut Watch| {
+        keep([0, 0, 9, 0])(w);
+        take(w, [100, 100, 9, 100]);
+    };
+    assert_eq!(found(own(), few), NONE);
+    // Where attach takes the server, it is the next step.
+    let next = |mut watch: Watch| {
+        keep([0, 0, 100, 0])(&mut watch);
+        judge(&watch)[0].next.join("; ")
+    };
+    assert!(next(own()).contains("wakeone attach"));
+    assert!(next(shared(Means::EpollWakeAll)).contains("wakeone attach"));
+    assert!(!next(shared(Means::Accept)).contains("wakeone attach"));
+}
+
+#[test]
+fn connections_that_one_idle_worker_keeps_are_no_problem_yet() {
+    let mut watch = healthy(Shape::Shared, Means::EpollWakeAll);
+    watch.last.workers.get_mut(&11).expect("worker").active = 60;
+    watch.sampled.waiting.insert(11, LOOKS * 97 / 100);
+    assert_eq!(codes(&watch), NONE);
+    let said = notes(&watch).join(" ");
+    assert!(said.contains("process 11 has 60 of"), "{said}");
+    assert!(said.contains("idle 97 %"), "{said}");
+    watch.sampled.waiting.insert(11, LOOKS / 2);
+    assert_eq!(codes(&watch), ["lifo-imbalance"]);
+    assert_eq!(notes(&watch), [""; 0]);
 }
 
 /// Untraced, and each worker has used so many ms of CPU a second.
@@ -1011,6 +1092,7 @@ fn an_event_loop_that_hangs_in_accept() {
         move |w: &mut Watch| {
             w.sampled.sights = 10;
             w.sampled.accepts_in_loop.insert(12, seen);
+            w.sampled.unread = Waits::of([20_000]);
             w.last.workers.get_mut(&12).expect("worker").active = 1;
         }
     };
@@ -1021,7 +1103,13 @@ fn an_event_loop_that_hangs_in_accept() {
     );
     // It takes one from time to time.
     assert_eq!(found(own(), hang(5)), NONE);
-    // It has none that wait for an answer, as Apache's workers.
+    // Other threads answer, as Apache's.
+    let is_read = |w: &mut Watch| {
+        hang(10)(w);
+        w.sampled.unread = Waits::default();
+    };
+    assert_eq!(found(own(), is_read), NONE);
+    // It has none that wait for an answer.
     let has_none = |w: &mut Watch| {
         hang(6)(w);
         w.last.workers.get_mut(&12).expect("worker").active = 0;

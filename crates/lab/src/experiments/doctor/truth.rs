@@ -40,6 +40,9 @@ const HANGING: [&str; 2] = ["stuck-worker", "blind-hash"];
 const LONG_MS: f64 = 100.0;
 /// A latency that only a hanging worker causes, ms.
 const HANGS_MS: f64 = 1000.0;
+/// A latency above twice what clients have of a worker with an even share of those of `kept`. Below, the worker that has most is
+/// idle, and doctor only notes that.
+const HURT_MS: f64 = 10.0;
 /// The busiest worker's answers over an even share, from which on it is one that gets most.
 const UNEVEN: f64 = 2.0;
 
@@ -84,7 +87,8 @@ pub fn wrong(situation: &str, found: &[String], truth: &Truth) -> Option<String>
         ));
     }
     let busiest = truth.busiest;
-    if situation == "kept" && truth.shared && busiest >= UNEVEN && !has(&["lifo-imbalance"]) {
+    let hurts = truth.shared && busiest >= UNEVEN && latency >= HURT_MS;
+    if situation == "kept" && hurts && !has(&["lifo-imbalance"]) {
         return Some(format!(
             "one worker answered {busiest:.1} times its share, and that was not found"
         ));
@@ -132,9 +136,15 @@ mod tests {
         assert!(!is_wrong("hangs", &["stuck-worker"], hangs));
         let uneven = Truth {
             busiest: 3.0,
+            latency_ms_p99: 20.0,
             ..shared
         };
         assert!(is_wrong("kept", &[HERDS[0]], uneven));
+        let harmless = Truth {
+            latency_ms_p99: 5.0,
+            ..uneven
+        };
+        assert!(!is_wrong("kept", &[HERDS[0]], harmless));
         assert!(!is_wrong("kept", &["lifo-imbalance"], uneven));
         assert!(!is_wrong(
             "kept",

@@ -115,8 +115,13 @@ fn columns(outcome: &Outcome) -> impl Iterator<Item = &'static Column> {
 
 /// How many times worse a way is where it is worst; None unless every column was measured.
 fn worst(outcome: &Outcome, way: Way) -> Option<f64> {
-    let each = columns(outcome).map(|c| c.times_worse(outcome, way));
-    let each: Option<Vec<f64>> = each.collect();
+    worst_of(outcome, way, |_| true)
+}
+
+/// The same of some of the columns.
+fn worst_of(outcome: &Outcome, way: Way, counts: impl Fn(&Column) -> bool) -> Option<f64> {
+    let some = columns(outcome).filter(|column| counts(column));
+    let each: Option<Vec<f64>> = some.map(|c| c.times_worse(outcome, way)).collect();
     each.filter(|all| !all.is_empty())
         .map(|all| stats::max(&all))
 }
@@ -201,7 +206,7 @@ fn restarts(outcome: &Outcome) -> u64 {
     each as u64 * outcome.parameter_u64("rounds").unwrap_or(1)
 }
 
-/// Two sentences that follow from the numbers: one on the kernel's ways, one on Wakeone.
+/// Sentences that follow from the numbers: one on the kernel's ways, and one on each of Wakeone's.
 pub fn sentences(outcome: &Outcome) -> String {
     let all: Vec<f64> = kernels().filter_map(|way| worst(outcome, way)).collect();
     let failing = all.iter().filter(|times| **times >= BAD).count();
@@ -212,18 +217,43 @@ pub fn sentences(outcome: &Outcome) -> String {
         (n, m) if n == m => "Each of the kernel's ways fails somewhere.".to_owned(),
         (n, m) => format!("{n} of the kernel's {m} ways fail somewhere in this run."),
     };
-    let ours = match worst(outcome, Way::LeastConnectionsRescue) {
+    let each = match worst(outcome, Way::LeastConnectionsRescue) {
         Some(times) if times < BAD => format!(
-            " Wakeone fails in none: where it is worst, it is {} times the best.",
+            " Wakeone with a queue each fails in none: where it is worst, it is {} times the best.",
             number(times)
         ),
         Some(times) => format!(
-            " Wakeone fails as well in this run: {} times the best.",
+            " Wakeone with a queue each fails as well in this run: {} times the best.",
             number(times)
         ),
         None => String::new(),
     };
-    theirs + &ours
+    theirs + &each + &one_queue(outcome)
+}
+
+/// The sentence on one queue. A kernel without trampolines lets one worker take most of a burst.
+fn one_queue(outcome: &Outcome) -> String {
+    let ways = WITH_ROTATE.into_iter().filter(|way| way.is_one_queue());
+    let of = |way| {
+        let burst = worst_of(outcome, way, |column| column.workload == BURST);
+        let others = worst_of(outcome, way, |column| column.workload != BURST);
+        Some((others?, burst))
+    };
+    let found = ways
+        .filter_map(of)
+        .min_by(|one, other| one.0.total_cmp(&other.0));
+    match found {
+        None => String::new(),
+        Some((others, Some(burst))) if burst > others => format!(
+            " With one queue it is at most {} times the best, and in bursts {} times.",
+            number(others),
+            number(burst)
+        ),
+        Some((others, _)) => format!(
+            " With one queue it is at most {} times the best.",
+            number(others)
+        ),
+    }
 }
 
 /// The part of the result that fits one screen; None where not one way was measured in every column.
@@ -291,10 +321,20 @@ mod tests {
         let kernels = [vec![1], vec![1], vec![5], vec![3]];
         let ours = vec![none; WITH_ROTATE.len() - kernels.len()];
         assert_eq!(marked, [&kernels[..], &ours].concat());
+        assert!(sentences(&outcome).starts_with(
+            "Each of the kernel's ways fails somewhere. Wakeone with a queue each fails in none"
+        ));
+        let burst = |times| {
+            sentences(&with(&[
+                ("burst/one-queue-wake-all", times),
+                ("cpu/one-queue", 2.0),
+            ]))
+        };
         assert!(
-            sentences(&outcome)
-                .starts_with("Each of the kernel's ways fails somewhere. Wakeone fails in none")
+            burst(4.0)
+                .ends_with("With one queue it is at most 1 times the best, and in bursts 4 times.")
         );
+        assert!(burst(1.0).ends_with("With one queue it is at most 1 times the best."));
         assert!(sentences(&with(&EACH_FAILS[1..])).starts_with("3 of the kernel's 4 ways fail"));
     }
 
