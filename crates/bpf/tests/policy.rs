@@ -1394,3 +1394,40 @@ fn of_busy_slots_one_that_made_progress_since_it_was_chosen_comes_first() {
     now += 2;
     assert_eq!(in_turn(&mut table, &mut now, 1, &mut chance), [0, 0, 0, 1]);
 }
+
+#[test]
+fn turns_tell_microseconds_apart_and_last_for_seconds() {
+    // Of two slots with one load: their progress, when they were chosen, the time now.
+    let cases = [
+        (0, [0, 0], [1000, 999], 2000, "chosen a moment longer ago"),
+        (
+            0,
+            [0, 0],
+            [2_199_000, 102_843],
+            2_200_000,
+            "2^21 microseconds and a few ago",
+        ),
+        (1, [2, 3], [1, 1], 10, "with progress a moment later"),
+        (
+            1,
+            [0, 1],
+            [u32::MAX, 0],
+            10,
+            "one connection, the least time of progress",
+        ),
+    ];
+    for (active, progress, chosen, now, what) in cases {
+        let slot = |slot: usize| wakeone_slot {
+            progress: progress[slot],
+            chosen: chosen[slot],
+            ..up(1, active)
+        };
+        let mut table = Given::new(vec![slot(0), slot(1)]).table(LEAST_CONNECTIONS);
+        table.flags |= DEFERS;
+        let draw = wakeone_draw {
+            now,
+            ..Default::default()
+        };
+        assert_eq!(pick(&table, &draw), Some(1), "{what}");
+    }
+}
