@@ -27,7 +27,7 @@ deps: ## Install what the build needs (Debian packages, by apt-get)
 .PHONY: test-deps
 test-deps: ## Install what the tests need too: browser, Redis, node, nginx and other servers
 	@scripts/deps build test
-	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/go_server $(VENV)/bin/node-current
+	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/quinn_server $(VENV)/bin/go_server $(VENV)/bin/node-current
 
 # The system's, where there is one: some tests run servers as a user who may not enter the home of root's own Python.
 PYTHON := $(or $(wildcard /usr/bin/python3),python3)
@@ -42,6 +42,10 @@ $(VENV)/installed: tests/servers/requirements.txt
 $(VENV)/bin/tokio_server: tests/servers/tokio/Cargo.lock tests/servers/tokio/src/main.rs | $(VENV)/installed
 	@cargo build --quiet --release --locked --manifest-path tests/servers/tokio/Cargo.toml --target-dir $(VENV)/build
 	@install $(VENV)/build/release/tokio_server $@
+
+$(VENV)/bin/quinn_server: tests/servers/quinn/Cargo.lock $(wildcard tests/servers/quinn/src/*.rs) | $(VENV)/installed
+	@cargo build --quiet --release --locked --manifest-path tests/servers/quinn/Cargo.toml --target-dir $(VENV)/build
+	@install $(VENV)/build/release/quinn_client $(VENV)/build/release/quinn_server $(@D)
 
 $(VENV)/bin/go_server: tests/servers/go_own/main.go | $(VENV)/installed
 	@go build -o $@ $<

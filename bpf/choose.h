@@ -13,10 +13,15 @@
 #include "policy.h"
 #include "maps.h"
 
-/* The sockets of one reuseport group, by slot. */
+/* Places for sockets. A group whose slots have two of them defines it first. */
+#ifndef WAKEONE_PLACES
+#define WAKEONE_PLACES WAKEONE_MAX_SLOTS
+#endif
+
+/* The sockets of one reuseport group, by place. */
 struct {
 	__uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY);
-	__uint(max_entries, WAKEONE_MAX_SLOTS);
+	__uint(max_entries, WAKEONE_PLACES);
 	__type(key, __u32);
 	__type(value, __u64);
 } sockets SEC(".maps");
@@ -131,11 +136,26 @@ static __always_inline bool chose_closed(struct sk_reuseport_md *md)
 	return kern->selected_sk->__sk_common.skc_state != STATE_LISTEN;
 }
 
+/* The place of a slot's socket for what is new. */
+#if WAKEONE_PLACES > WAKEONE_MAX_SLOTS
+static __always_inline __u32 place_of(__u32 slot)
+{
+	__u32 flags = WAKEONE_READ(wakeone_slot_at(&table, slot)->flags);
+
+	return slot + (flags / WAKEONE_SLOT_SECOND & 1) * WAKEONE_SECOND_AT;
+}
+#else
+static __always_inline __u32 place_of(__u32 slot)
+{
+	return slot;
+}
+#endif
+
 static __always_inline bool try_slot(struct sk_reuseport_md *md, __u32 i)
 {
-	__u32 slot = i;
+	__u32 place = place_of(i);
 
-	if (bpf_sk_select_reuseport(md, &sockets, &slot, 0) == 0 && !chose_closed(md))
+	if (bpf_sk_select_reuseport(md, &sockets, &place, 0) == 0 && !chose_closed(md))
 		return true;
 	if (!WAKEONE_READ(wakeone_slot_at(&table, i)->gone)) {
 		WAKEONE_WRITE(wakeone_slot_at(&table, i)->gone, 1);
@@ -209,11 +229,11 @@ static __always_inline __u64 address_of(void *pointer)
 	return address;
 }
 
-/* Position in the kernel's group -> slot. A hint: the group is reordered when
+/* Position in the kernel's group -> place. A hint: the group is reordered when
  * a socket leaves, so the cookie decides. */
 struct position {
 	__u64 cookie;
-	__u32 slot;
+	__u32 place;
 	__u32 pad;
 };
 struct position positions[WAKEONE_MAX_SLOTS];
@@ -250,18 +270,22 @@ __noinline int read_queue(__u32 at, __u64 sockets)
 	__u64 sk = peek(sockets + (__u64)at * sizeof(void *));
 	__u64 cookie = peek(sk + bpf_core_field_offset(struct sock, __sk_common.skc_cookie));
 	struct position *position;
+	__u32 slot;
 
 	WAKEONE_HIDE(at);
 	position = &positions[at & (WAKEONE_MAX_SLOTS - 1)];
 	if (position->cookie != cookie) {
-		__u32 *slot = bpf_map_lookup_elem(&listeners, &cookie);
+		__u32 *place = bpf_map_lookup_elem(&listeners, &cookie);
 
-		if (!slot || (*slot & ~WAKEONE_UNSETTLED) >= WAKEONE_MAX_SLOTS)
+		if (!place || (*place & ~WAKEONE_UNSETTLED) >= WAKEONE_PLACES)
 			return 0;
-		position->slot = *slot & ~WAKEONE_UNSETTLED;
+		position->place = *place & ~WAKEONE_UNSETTLED;
 		position->cookie = cookie;
 	}
-	publish_queue(position->slot, waiting_in(sk));
+	slot = position->place & (WAKEONE_MAX_SLOTS - 1);
+	/* An old worker's queue tells nothing of its successor. */
+	if (WAKEONE_PLACES == WAKEONE_MAX_SLOTS || place_of(slot) == position->place)
+		publish_queue(slot, waiting_in(sk));
 	return 0;
 }
 

@@ -16,7 +16,7 @@
 #include <asm/types.h>
 #endif
 
-#define WAKEONE_CONTRACT 6
+#define WAKEONE_CONTRACT 7
 /* The simulator compiles the policies once more, with room for more slots. */
 #ifndef WAKEONE_SLOT_BITS
 #define WAKEONE_SLOT_BITS 8
@@ -39,6 +39,14 @@
 #define WAKEONE_FLOW_SHIFT 30
 /* Homes of flows, for each address. As many as 64 bits each make 4 MiB. */
 #define WAKEONE_HOMES 524288
+/* Connection IDs of QUIC that are longer are not told apart: RFC 9000 allows no
+ * longer ones. */
+#define WAKEONE_QUIC_ID_MAX 20
+/* IDs of connections, for each group, and those that nobody has used yet. */
+#define WAKEONE_QUIC_IDS 131072
+#define WAKEONE_QUIC_OFFERS 65536
+/* A slot of a QUIC group has a second place for a socket, so many places on. */
+#define WAKEONE_SECOND_AT WAKEONE_MAX_SLOTS
 
 enum wakeone_slot_flag {
 	/* A listening socket stands in the array at this index. */
@@ -55,6 +63,8 @@ enum wakeone_slot_flag {
 	/* The workers share one queue, and this one is woken for connections. Only
 	 * user space has to do with that: see crates/arming. */
 	WAKEONE_SLOT_ARMED = 16,
+	/* New connections of QUIC go to the slot's second socket. */
+	WAKEONE_SLOT_SECOND = 32,
 };
 
 enum wakeone_table_flag {
@@ -93,6 +103,10 @@ enum wakeone_table_flag {
 	/* The workers share one queue, and no program chooses: user space keeps
 	 * this table in a file. */
 	WAKEONE_TABLE_ONE_QUEUE = 2048,
+	/* Packets of QUIC go where the IDs in them say: see quic.h. */
+	WAKEONE_TABLE_QUIC = 4096,
+	/* The workers put tokens into their connection IDs. */
+	WAKEONE_TABLE_TOKENS = 8192,
 };
 
 /* One counter for each way out of the programs. The first two are the right
@@ -111,7 +125,10 @@ enum wakeone_exit {
 	/* The kernel's hash was to choose: for a flow from before, or while the
 	 * group's sockets change. */
 	WAKEONE_EXIT_BY_HASH = 10,
-	WAKEONE_EXITS = 11,
+	/* A packet of QUIC for a connection that nobody has: its worker tells the
+	 * client so, by a stateless reset. */
+	WAKEONE_EXIT_STRAY = 11,
+	WAKEONE_EXITS = 12,
 };
 
 /* Where the datagrams of a flow go. Flows whose hashes have the same last bits
@@ -127,6 +144,18 @@ enum wakeone_home_at {
 	WAKEONE_HOME_KERNEL = 65536,
 	/* No worker alone can serve them: each is placed by the policy. */
 	WAKEONE_HOME_EACH = 65537,
+	/* Of QUIC the place of a socket + 1, with one of the marks below. */
+	WAKEONE_HOME_AT = 1023,
+	/* The flow's client has used an ID that it can only have from the server. */
+	WAKEONE_HOME_PROVEN = 131072,
+	/* The flow has taught an ID in this tick of the clock of flows. Of an ID: the
+	 * server has made it, so the next packet with it proves its flow. */
+	WAKEONE_HOME_LEARNED = 262144,
+};
+
+/* A connection ID: its bytes, zeros, and its length in the last byte. */
+struct wakeone_quic_id {
+	__u64 word[3];
 };
 
 /* One worker's place. Fields that different writers touch for each connection
@@ -231,7 +260,11 @@ struct wakeone_table {
 	 * have the few that have slots serve everybody. */
 	__u32 changes;
 	__u32 changes_seen;
-	__u64 reserved2[5];
+	/* The lengths of the IDs that the server's sockets have made, a byte each; 0:
+	 * none. A short header does not tell the length of its ID. */
+	__u32 quic_lengths;
+	__u32 reserved1;
+	__u64 reserved2[3];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 	/* Queue lengths by address, if there are several addresses. A slot's

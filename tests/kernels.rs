@@ -43,6 +43,7 @@ const BEFORE_5_17: Lacking = &[
     ("attach", NO_PROGRAMS),
     ("recount", NO_PROGRAMS),
     ("udp-steering", NO_PROGRAMS),
+    ("quic", NO_PROGRAMS),
 ];
 
 /// Some kernels have no trampolines, whatever their version.
@@ -231,6 +232,36 @@ fn datagrams_are_steered() {
     run.line("ready: ");
     feature("udp-steering", status(&ground, NAME)["steered"] == true);
     run.stop();
+}
+
+#[test]
+fn packets_of_quic_are_steered() {
+    let Some(ground) = isolated() else { return };
+    let address = "udp://127.0.0.1:8080";
+    let options = [
+        "--name",
+        NAME,
+        "-w",
+        "2",
+        "-l",
+        address,
+        "--affinity",
+        "quic",
+    ];
+    let there = lacking().iter().all(|(name, _)| *name != "quic");
+    if there {
+        let mut run = ground.run(&options, &["sleep", "1000"]);
+        run.line("ready: ");
+        assert_eq!(status(&ground, NAME)["policy"], "least-connections");
+        run.stop();
+    } else {
+        // Nothing else knows the connections.
+        let (code, last) = ground.refused(&options, &["sleep", "1000"]);
+        assert_eq!(code, 1, "{last}");
+        assert!(last.starts_with("wakeone run: cannot steer"), "{last}");
+    }
+    feature("quic", there);
+    assert!(ground.groups().is_empty());
 }
 
 #[test]

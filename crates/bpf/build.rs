@@ -22,7 +22,10 @@ fn main() {
         "choose.h",
         "count.h",
         "dispatch.bpf.c",
+        "datagram.h",
         "datagram.bpf.c",
+        "quic.h",
+        "quic.bpf.c",
         "observe.h",
         "observe.bpf.c",
         "recount.bpf.c",
@@ -39,14 +42,15 @@ fn main() {
     println!("cargo:rerun-if-changed=src/policy_native.c");
 
     for object in [
-        "dispatch", "datagram", "lookup", "join", "observe", "recount", "chooser", "locks",
+        "dispatch", "datagram", "quic", "lookup", "join", "observe", "recount", "chooser", "locks",
         "bursts",
     ] {
         compile(&bpf, object, &arch_headers, &out);
     }
 
     println!("cargo:rustc-env=WAKEONE_PROGRAMS={:x}", identity(&out));
-    let headers = ["contract.h", "policy.h", "observe.h", "bursts.h"].map(|file| bpf.join(file));
+    let headers =
+        ["contract.h", "policy.h", "quic.h", "observe.h", "bursts.h"].map(|file| bpf.join(file));
     fs::write(out.join("contract.rs"), constants(&headers)).expect("OUT_DIR is writable");
 
     cc::Build::new()
@@ -122,7 +126,7 @@ fn constants(headers: &[PathBuf]) -> String {
 /// Tells the pinned programs of one build from those of another.
 fn identity(out: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
-    for object in ["dispatch", "datagram", "lookup", "join"] {
+    for object in ["dispatch", "datagram", "quic", "lookup", "join"] {
         let path = out.join(format!("{object}.bpf.o"));
         let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         hasher.write(&bytes);

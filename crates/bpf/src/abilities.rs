@@ -12,6 +12,7 @@ use crate::dispatch::open_dispatch;
 use crate::error::{Error, bpf_step};
 use crate::object::{attempt, prepare};
 use crate::probe::Probe;
+use crate::quic;
 use crate::skeletons::datagram::DatagramSkelBuilder;
 use crate::skeletons::lookup::LookupSkelBuilder;
 use crate::skeletons::recount::RecountSkelBuilder;
@@ -117,8 +118,7 @@ fn connections() -> (Vec<Ability>, Result<(), Missing>) {
         })
     });
     let counting = steering.clone().and_then(|()| {
-        cgroup::mount_point()
-            .map_err(|error| Missing::Here(format!("no cgroup2 is mounted: {error}")))?;
+        needs_cgroup()?;
         tried(&[Capability::CAP_NET_ADMIN], || dispatch("wakeone_count"))
     });
     let recount = counting
@@ -163,13 +163,31 @@ fn connections() -> (Vec<Ability>, Result<(), Missing>) {
     (abilities, steering)
 }
 
-fn datagrams() -> [Ability; 1] {
+fn datagrams() -> [Ability; 2] {
     let steering = tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], datagram);
-    [Ability::new(
-        "udp-steering",
-        "choose the socket of each datagram",
-        &steering,
-    )]
+    let of_quic = steering.clone().and_then(|()| {
+        needs_cgroup()?;
+        tried(&[Capability::CAP_NET_ADMIN], quic::try_loading)
+    });
+    [
+        Ability::new(
+            "udp-steering",
+            "choose the socket of each datagram",
+            &steering,
+        ),
+        Ability::new(
+            "quic",
+            "choose the worker of each QUIC connection (--affinity quic)",
+            &of_quic,
+        ),
+    ]
+}
+
+fn needs_cgroup() -> Result<(), Missing> {
+    match cgroup::mount_point() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Missing::Here(format!("no cgroup2 is mounted: {error}"))),
+    }
 }
 
 /// The abilities of `doctor` and `top` beyond /proc.

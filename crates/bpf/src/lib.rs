@@ -24,6 +24,9 @@ pub mod pinned;
 pub mod policy;
 pub mod policy_group;
 pub mod probe;
+pub mod quic;
+#[cfg(test)]
+mod quic_head;
 pub mod recount;
 pub mod replace;
 pub mod run_stats;

@@ -14,7 +14,7 @@ use wakeone_kernel::capability::Capability;
 use crate::error::Error;
 use crate::object::{program_name, take_message};
 use crate::pinned::{BUILD, Pinned, remove_pins};
-use crate::{datagram, dispatch, join, lookup};
+use crate::{datagram, dispatch, join, lookup, quic};
 use wakeone_kernel::capability;
 use wakeone_kernel::socket::private::Place;
 
@@ -25,12 +25,16 @@ pub struct LoadPlan<'a> {
     pub dir: &'a Path,
     /// How many listeners each slot has: one reuseport group, one program, one array of sockets for each.
     pub addresses: usize,
-    /// The cgroup that the listeners were created in; `None` leaves connections uncounted.
+    /// The cgroup that the listeners were created in, or for QUIC the one that the workers run in; `None` leaves connections
+    /// uncounted.
     pub cgroup: Option<&'a Path>,
     /// Have the program read the accept queues itself where it may; otherwise it goes by the published lengths.
     pub read_queues: bool,
     /// The sockets are of UDP. Nothing is counted then.
     pub datagrams: bool,
+    /// They are for QUIC: packets go by the IDs of their connections. Those are learned from what the processes of `cgroup`
+    /// send.
+    pub quic: bool,
     /// The public address and the private port of each address, where the listeners are on private ports; else empty.
     pub lookup: &'a [Place],
     /// The ports that the workers, which run in `cgroup`, bind themselves and share; else empty.
@@ -73,6 +77,7 @@ pub fn load(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     let temporary = Temporary::beside(plan.dir)?;
     let mut loading = load_selection(plan, &temporary.0)?;
     loading.count();
+    loading.learn()?;
     loading.look_up()?;
     loading.join()?;
     let missing = loading.missing;
@@ -140,7 +145,9 @@ impl Loading<'_> {
 
     /// Loads one variant of the selection program and pins it and its maps.
     fn select(&self, address: usize, walk: bool) -> Result<(), Error> {
-        if self.plan.datagrams {
+        if self.plan.quic {
+            quic::load_program(self.dir, (address, self.plan.addresses), walk)
+        } else if self.plan.datagrams {
             datagram::load_program(self.dir, (address, self.plan.addresses), walk)
         } else {
             let sockets = match self.plan.lookup {
@@ -159,6 +166,18 @@ impl Loading<'_> {
             self.lack(Feature::Counting, "it needs CAP_NET_ADMIN".into());
         } else if let Err(error) = dispatch::load_counting(self.dir, cgroup) {
             self.lack(Feature::Counting, error.to_string());
+        }
+    }
+
+    /// Has the IDs of connections learned.
+    fn learn(&self) -> Result<(), Error> {
+        match self.plan.cgroup {
+            _ if !self.plan.quic => Ok(()),
+            Some(cgroup) => quic::load_learning(self.dir, cgroup),
+            None => Err(Error {
+                step: "learning the connection IDs of QUIC".into(),
+                source: std::io::Error::other("that takes a cgroup2 that the workers run in"),
+            }),
         }
     }
 

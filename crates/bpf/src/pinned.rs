@@ -15,6 +15,7 @@ use crate::error::{Error, bpf_step, from_bpf};
 use crate::lookup;
 use crate::notes::Notes;
 use crate::object::{info_of, program_name};
+use crate::quic::{self, Quic};
 use crate::table::{MAX_SLOTS, Table, UNNOTED, flow_clock};
 use wakeone_kernel::socket;
 
@@ -65,6 +66,7 @@ pub struct Pinned {
     listeners: MapHandle,
     /// The maps for counting connections; a group of UDP sockets has none.
     counts: Option<Counts>,
+    quic: Option<Quic>,
     addresses: Vec<Address>,
     counting: bool,
     /// Its listeners are on private ports.
@@ -125,6 +127,7 @@ impl Pinned {
             } else {
                 None
             },
+            quic: quic::is_pinned(dir).then(|| Quic::open(dir)).transpose()?,
             addresses,
             counting: dir.join("count_link").exists(),
             looks_up: lookup::is_pinned(dir),
@@ -162,6 +165,11 @@ impl Pinned {
         self.looks_up
     }
 
+    /// The connection IDs of a group for QUIC.
+    pub fn quic(&self) -> Option<&Quic> {
+        self.quic.as_ref()
+    }
+
     /// Whether the program reads the accept queues' lengths itself.
     pub fn walks(&self) -> bool {
         !self.addresses.is_empty() && self.addresses.iter().all(|address| address.walks)
@@ -189,28 +197,33 @@ impl Pinned {
 
     /// The slot that a listener, given by its cookie, is registered for.
     pub fn slot_of(&self, cookie: u64) -> Option<usize> {
-        let slot = (self.number_of(cookie)? & !UNSETTLED) as usize;
-        (slot < MAX_SLOTS).then_some(slot)
+        let place = self.place_of(cookie)?;
+        (place < 2 * MAX_SLOTS).then_some(place % MAX_SLOTS)
     }
 
-    /// Registers a listener: its connections are counted for the slot.
+    /// The place that a socket, given by its cookie, is registered for: its slot, or of QUIC the slot's second place.
+    pub fn place_of(&self, cookie: u64) -> Option<usize> {
+        Some((self.number_of(cookie)? & !UNSETTLED) as usize)
+    }
+
+    /// Registers a listener: its connections are counted for the slot. Of QUIC it may be the second place of a slot.
     ///
     /// # Errors
     /// The error of the map operation.
-    pub fn know_listener(&self, slot: usize, listener: impl AsFd) -> Result<(), Error> {
-        let slot = u32::try_from(slot).map_or(u32::MAX, |slot| slot & !UNSETTLED);
-        self.register(slot, listener.as_fd())
+    pub fn know_listener(&self, place: usize, listener: impl AsFd) -> Result<(), Error> {
+        let place = u32::try_from(place).map_or(u32::MAX, |place| place & !UNSETTLED);
+        self.register(place, listener.as_fd())
     }
 
-    fn register(&self, slot: u32, listener: BorrowedFd<'_>) -> Result<(), Error> {
+    fn register(&self, place: u32, listener: BorrowedFd<'_>) -> Result<(), Error> {
         let cookie =
             socket::cookie(listener).map_err(Error::at("asking for the listener's cookie"))?;
         let known = self.number_of(cookie);
-        let number = match known.filter(|known| known & !UNSETTLED == slot) {
+        let number = match known.filter(|known| known & !UNSETTLED == place) {
             Some(known) => known,
-            // Connections may wait there that have no tag of this slot.
-            None if self.counts.is_some() && socket::listens(listener) => slot | UNSETTLED,
-            None => slot,
+            // Connections may wait there that have no tag of this place.
+            None if self.counts.is_some() && socket::listens(listener) => place | UNSETTLED,
+            None => place,
         };
         // Before the tag is written, so that what waits there is never taken for tagged.
         self.listeners
@@ -220,7 +233,7 @@ impl Pinned {
             return Ok(());
         };
         let mut tag = [0; 8];
-        tag[..4].copy_from_slice(&slot.to_ne_bytes());
+        tag[..4].copy_from_slice(&place.to_ne_bytes());
         counts
             .tags
             .update(&listener.as_raw_fd().to_ne_bytes(), &tag, MapFlags::ANY)

@@ -13,7 +13,7 @@ use crate::notices::NOTICES;
 use crate::object::program_name;
 use crate::pinned::{BUILD, Pinned};
 use crate::recount::RELEASE_LINK;
-use crate::{LoadPlan, Loaded, join, lookup};
+use crate::{LoadPlan, Loaded, join, lookup, quic};
 
 /// Loads the programs of a pinned group anew, on its maps, and pins them in place of the old ones. The counting program is
 /// replaced within its link, so no connection goes uncounted. The caller attaches the selection programs: until then the
@@ -32,6 +32,9 @@ pub fn replace(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     let (walks, missing) = (loading.walks, loading.missing);
     if plan.dir.join(COUNT_LINK).exists() {
         replace_counting(plan.dir, new)?;
+    }
+    if plan.quic {
+        quic::replace_learning(plan.dir, new)?;
     }
     for (address, place) in plan.lookup.iter().enumerate() {
         lookup::replace(plan.dir, address, place)?;
@@ -64,6 +67,7 @@ fn pin_maps_again(from: &Path, to: &Path) -> Result<(), Error> {
             || text == RELEASE_LINK
             || lookup::is_pin(&text)
             || join::is_pin(&text)
+            || quic::is_program(&text)
         {
             continue;
         }

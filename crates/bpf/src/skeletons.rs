@@ -20,6 +20,7 @@ macro_rules! skeleton {
 
 skeleton!(dispatch, "dispatch.skel.rs");
 skeleton!(datagram, "datagram.skel.rs");
+skeleton!(quic, "quic.skel.rs");
 skeleton!(recount, "recount.skel.rs");
 skeleton!(chooser, "chooser.skel.rs");
 skeleton!(observe, "observe.skel.rs");

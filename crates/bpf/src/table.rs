@@ -19,16 +19,17 @@ pub const MAX_ADDRESSES: usize = number::MAX_ADDRESSES as usize;
 /// A slot's flags.
 pub mod flag {
     pub use crate::contract::number::{
-        SLOT_ARMED as ARMED, SLOT_DRAINING as DRAINING, SLOT_MOVING as MOVING, SLOT_STUCK as STUCK,
-        SLOT_UP as UP,
+        SLOT_ARMED as ARMED, SLOT_DRAINING as DRAINING, SLOT_MOVING as MOVING,
+        SLOT_SECOND as SECOND, SLOT_STUCK as STUCK, SLOT_UP as UP,
     };
 }
 
 pub use crate::contract::number::{
     CONTRACT, TABLE_AFFINITY as AFFINITY, TABLE_CLOSING as CLOSING, TABLE_COUNTED as COUNTED,
     TABLE_DATAGRAMS as DATAGRAMS, TABLE_DEFERS as DEFERS, TABLE_MARKED as MARKED,
-    TABLE_ONE_QUEUE as ONE_QUEUE, TABLE_REFUSING as REFUSING, TABLE_REPLACED as REPLACED,
-    TABLE_SHARED as SHARED, TABLE_UNNOTED as UNNOTED,
+    TABLE_ONE_QUEUE as ONE_QUEUE, TABLE_QUIC as QUIC, TABLE_REFUSING as REFUSING,
+    TABLE_REPLACED as REPLACED, TABLE_SHARED as SHARED, TABLE_TOKENS as TOKENS,
+    TABLE_UNNOTED as UNNOTED,
 };
 
 /// The time by the clock of flows, in which a table tells how long flows may be silent. It counts seconds of 2^30 ns.
@@ -53,6 +54,7 @@ pub const EXITS: [&str; number::EXITS as usize] = {
     names[number::EXIT_MOVED_FULL as usize] = "moved_full";
     names[number::EXIT_BAD_TAG as usize] = "bad_tag";
     names[number::EXIT_BY_HASH as usize] = "by_hash";
+    names[number::EXIT_STRAY as usize] = "stray";
     names
 };
 
@@ -254,13 +256,19 @@ impl Table {
     }
 
     /// The counters of the ways out, in the order of [`EXITS`]. The first one is computed: the selections of all slots
-    /// minus the migrated and the retried.
+    /// minus the migrated, the retried and the stray.
     pub fn exits(&self) -> [u64; EXITS.len()] {
         let mut exits = std::array::from_fn(|i| self.exit(i));
         let chosen: u64 = (0..MAX_SLOTS)
             .map(|slot| self.slot(slot).selected().load(Ordering::Relaxed))
             .sum();
-        exits[0] = chosen.saturating_sub(exits[1] + exits[2]);
+        let otherwise = [
+            number::EXIT_MIGRATED,
+            number::EXIT_RETRIED,
+            number::EXIT_STRAY,
+        ];
+        let otherwise: u64 = otherwise.iter().map(|exit| exits[*exit as usize]).sum();
+        exits[0] = chosen.saturating_sub(otherwise);
         exits
     }
 

@@ -142,6 +142,7 @@ impl Ground {
             cgroup: Some(&self.cgroup),
             read_queues: false,
             datagrams: false,
+            quic: false,
             lookup: &[],
             joins: &[],
         };

@@ -18,9 +18,10 @@ macro_rules! object {
     };
 }
 
-const OBJECTS: [&[u8]; 9] = [
+const OBJECTS: [&[u8]; 10] = [
     object!("dispatch"),
     object!("datagram"),
+    object!("quic"),
     object!("lookup"),
     object!("join"),
     object!("recount"),

@@ -292,7 +292,7 @@ mod tests {
             ("[[target]]\nlisten = ':1'\npolicy = 'best'\n", "best"),
             (
                 "[[target]]\nlisten = ':1'\naffinity = 'some'\n",
-                "flow and none",
+                "flow, none and quic",
             ),
             (
                 "[[target]]\nlisten = ':1'\nstuck_after = '5 apples'\n",

@@ -37,11 +37,12 @@ pub struct Args {
     #[arg(value_name = "TARGET", help = target::FORMS)]
     target: Target,
 
-    /// How a worker is chosen [default: least-connections, for UDP shortest-queue]
+    /// How a worker is chosen [default: least-connections, for UDP other than QUIC shortest-queue]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
 
-    /// Of UDP: datagrams of one flow go to one worker (flow), or each is placed by the policy (none)
+    /// Of UDP: datagrams of one flow go to one worker (flow), those of one connection of QUIC (quic), or each is placed by the
+    /// policy (none)
     #[arg(long, default_value_t, value_name = "KIND")]
     affinity: Affinity,
 
@@ -328,6 +329,9 @@ fn said(server: &Server, args: &Args) -> String {
         let earlier = match args.affinity {
             Affinity::Flow => {
                 "; for five minutes new flows go by the kernel's hash, as those of before did"
+            }
+            Affinity::Quic => {
+                "; connections of before stay where they are, but follow no client to another address"
             }
             Affinity::None => "",
         };

@@ -31,6 +31,7 @@ use crate::runtime_dir::RuntimeDir;
           wakeone run -w 4 -l :8080 --queue one -- uvicorn --fd {fd} app:app
           wakeone run -w 4 -l :8080 -- granian --port {port} app:app
           wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
+          wakeone run -w 4 -l udp://:443 --affinity quic -- hypercorn --quic-bind fd://{fd} app:app
           wakeone run -w 4 -l :8080 --max-requests 10000 --max-memory 512M -- gunicorn --bind fd://{fd} app:app
           wakeone run --lookup -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run --split -- ./dns-server
@@ -69,12 +70,12 @@ pub struct Args {
     queue: Option<Queue>,
 
     /// How a worker is chosen: hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu or
-    /// consistent [default: least-connections, for UDP shortest-queue, or the best that we may]
+    /// consistent [default: least-connections, for UDP other than QUIC shortest-queue, or the best that we may]
     #[arg(long, value_name = "NAME")]
     policy: Option<Policy>,
 
-    /// Datagrams of one flow (addresses and ports) go to one worker, or each is placed by the policy: flow or none
-    /// [default: flow; with --split, a flow that is too much for one reader is spread]
+    /// Datagrams of one flow (addresses and ports) go to one worker (flow), those of one connection of QUIC (quic), or each is
+    /// placed by the policy (none) [default: flow; with --split, a flow that is too much for one reader is spread]
     #[arg(long, value_name = "KIND")]
     affinity: Option<Affinity>,
 
@@ -363,6 +364,7 @@ fn options(args: &Args) -> anyhow::Result<Options> {
             hang: args.hang_after,
         },
         on_hang: args.on_hang.clone(),
+        quic: args.affinity == Some(Affinity::Quic),
         lookup: args.lookup,
         runtime_dir: args.runtime.dir(),
     })

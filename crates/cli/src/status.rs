@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use crate::runtime_dir::RuntimeDir;
 use anyhow::Context;
 use wakeone_control::named;
+use wakeone_control::policy::Affinity;
 use wakeone_control::status::{Group, Slot};
 use wakeone_model::layout::{
     self, Cell, Column, Style, Tone, connections, count, number, pack, paint, words, wrap,
@@ -66,8 +67,13 @@ fn text(group: &Group, all: bool, style: Style) -> String {
     let chosen = living.iter().map(|slot| slot.selected).sum();
     if group.slots.iter().any(|slot| slot.waiting_bytes.is_some()) {
         let rows = living.iter().map(|slot| datagram_row(slot, chosen));
-        let rows: Vec<Vec<Cell>> = rows.collect();
-        lines.extend(layout::table(&DATAGRAMS, &rows, 0, style));
+        let (mut columns, mut rows) = (DATAGRAMS.to_vec(), rows.collect::<Vec<_>>());
+        // Only of QUIC connections are known.
+        if group.affinity != Some(Affinity::Quic) {
+            columns.remove(OPEN);
+            rows.iter_mut().for_each(|row| drop(row.remove(OPEN)));
+        }
+        lines.extend(layout::table(&columns, &rows, 0, style));
     } else if group.queued.is_some() {
         let rows: Vec<Vec<Cell>> = living.iter().map(|slot| shared_row(slot)).collect();
         lines.extend(layout::table(&ONE_QUEUE, &rows, 0, style));
@@ -175,10 +181,14 @@ const CONNECTIONS: [Column; 10] = [
     number("restarts", 5),
 ];
 
-const DATAGRAMS: [Column; 9] = [
+/// The column of open connections.
+const OPEN: usize = 3;
+
+const DATAGRAMS: [Column; 10] = [
     number("slot", 0),
     number("pid", 0),
     words("state", 0),
+    number("open", 0),
     number("waiting bytes", 0),
     number("dropped", 1),
     number("chosen", 3),
@@ -214,6 +224,7 @@ fn share(slot: &Slot, chosen: u64) -> Cell {
 fn datagram_row(slot: &Slot, chosen: u64) -> Vec<Cell> {
     let waiting = slot.waiting_bytes.unwrap_or(0);
     let rest = [
+        slot.active.into(),
         format!("{waiting}/{}", slot.buffer_bytes.unwrap_or(0)).into(),
         slot.dropped.unwrap_or(0).into(),
         slot.selected.into(),

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_bpf as bpf;
-use wakeone_bpf::table::{DATAGRAMS, flag};
+use wakeone_bpf::table::flag;
 
 use crate::group_table::GroupTable;
 use crate::paths::Paths;
-use crate::policy::Policy;
+use crate::policy::{Affinity, Policy};
 
 /// The reason, unless it is that there is none by this name.
 fn beside_absence(error: &bpf::Error) -> String {
@@ -77,14 +77,17 @@ pub fn change_policy(
     let table = open.table();
     let fits = match open.is_one_queue() {
         true => policy.fits_one_queue(),
-        false if table.flags().load(Relaxed) & DATAGRAMS != 0 => policy.fits_datagrams(),
-        false => Ok(()),
+        false => match Affinity::of(table) {
+            Some(affinity) => policy.fits_datagrams(affinity),
+            None => Ok(()),
+        },
     };
     fits.map_err(|why| PolicyError::Unfit {
         name: name.to_owned(),
         why,
     })?;
-    if policy.needs_counts() && !open.counting() {
+    let counts = open.counting() || Affinity::of(table) == Some(Affinity::Quic);
+    if policy.needs_counts() && !counts {
         return Err(PolicyError::Uncounted {
             name: name.to_owned(),
             policy,

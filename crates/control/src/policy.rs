@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::Ordering::Relaxed;
 
 use serde::{Deserialize, Serialize};
 use wakeone_bpf::contract::number;
+use wakeone_bpf::table::{AFFINITY, DATAGRAMS, QUIC, Table};
 
 /// How a worker is chosen for a connection. The numbers are those of `enum wakeone_policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -75,21 +77,34 @@ impl Policy {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// The default policy for UDP sockets: the length of a queue is all that is known of a worker's load.
-    pub const FOR_DATAGRAMS: Self = Self::ShortestQueue;
+    /// The default policy for UDP sockets. The length of a queue is all that is known of a worker's load, but of QUIC its
+    /// connections are known.
+    pub fn for_datagrams(affinity: Affinity) -> Self {
+        match affinity {
+            Affinity::Quic => Self::LeastConnections,
+            Affinity::Flow | Affinity::None => Self::ShortestQueue,
+        }
+    }
 
     /// Checks that the policy can place datagrams.
     ///
     /// # Errors
     /// The reason, as the end of a sentence, with the policies that can.
-    pub fn fits_datagrams(self) -> Result<(), String> {
+    pub fn fits_datagrams(self, affinity: Affinity) -> Result<(), String> {
+        let is_quic = affinity == Affinity::Quic;
         let why = match self {
-            _ if self.needs_counts() => "goes by open connections, which UDP has none of",
+            _ if self.needs_counts() && !is_quic => {
+                "goes by open connections, which UDP has none of"
+            }
             _ if self.is_sticky() => "is for connections",
             _ => return Ok(()),
         };
+        let counted = match is_quic {
+            true => "least-connections, two-choices, ",
+            false => "",
+        };
         Err(format!(
-            "{self} {why}; shortest-queue, round-robin, random, cpu, hash and consistent fit"
+            "{self} {why}; {counted}shortest-queue, round-robin, random, cpu, hash and consistent fit"
         ))
     }
 
@@ -113,10 +128,11 @@ impl Policy {
     }
 
     /// Returns the policy for datagrams without our program. The kernel's hash keeps flows together; a classic program,
-    /// random or cpu, does not. `None`: there is none as asked for.
+    /// random or cpu, does not. Nothing else knows the IDs of QUIC. `None`: there is none as asked for.
     pub fn without_program(wanted: Option<Self>, affinity: Option<Affinity>) -> Option<Self> {
         let by_chance = affinity == Some(Affinity::None);
         match wanted {
+            _ if affinity == Some(Affinity::Quic) => None,
             None if by_chance => Some(Self::Random),
             None => Some(Self::Hash),
             Some(Self::Random | Self::Cpu) if affinity != Some(Affinity::Flow) => wanted,
@@ -140,6 +156,20 @@ pub enum Affinity {
     Flow,
     /// The policy places each datagram.
     None,
+    /// Packets of QUIC go to the worker that has their connection, by the IDs in them. The policy places new connections.
+    Quic,
+}
+
+impl Affinity {
+    /// That of a group's table; `None`: its sockets are not of UDP.
+    pub fn of(table: &Table) -> Option<Self> {
+        match table.flags().load(Relaxed) {
+            flags if flags & DATAGRAMS == 0 => None,
+            flags if flags & QUIC != 0 => Some(Self::Quic),
+            flags if flags & AFFINITY != 0 => Some(Self::Flow),
+            _ => Some(Self::None),
+        }
+    }
 }
 
 impl fmt::Display for Affinity {
@@ -147,6 +177,7 @@ impl fmt::Display for Affinity {
         f.write_str(match self {
             Self::Flow => "flow",
             Self::None => "none",
+            Self::Quic => "quic",
         })
     }
 }
@@ -158,7 +189,10 @@ impl FromStr for Affinity {
         match text {
             "flow" => Ok(Self::Flow),
             "none" => Ok(Self::None),
-            _ => Err(format!("`{text}` is no affinity; there are flow and none")),
+            "quic" => Ok(Self::Quic),
+            _ => Err(format!(
+                "`{text}` is no affinity; there are flow, none and quic"
+            )),
         }
     }
 }
@@ -189,7 +223,7 @@ mod tests {
 
     #[test]
     fn without_our_program_flows_are_kept_by_the_hash_only() {
-        use Affinity::{Flow, None as Each};
+        use Affinity::{Flow, None as Each, Quic};
         use Policy::{Cpu, Hash, Random, RoundRobin, ShortestQueue};
         for (wanted, affinity, had) in [
             (None, None, Some(Hash)),
@@ -202,6 +236,7 @@ mod tests {
             (Some(Hash), Some(Each), None),
             (Some(RoundRobin), None, None),
             (Some(ShortestQueue), None, None),
+            (None, Some(Quic), None),
         ] {
             assert_eq!(
                 Policy::without_program(wanted, affinity),

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 use wakeone_bpf::RunStatistics;
 use wakeone_bpf::table::{
-    self, AFFINITY, CLOSING, DATAGRAMS, EXITS, ONE_QUEUE, REPLACED, SHARED, Table, flag,
+    self, CLOSING, DATAGRAMS, EXITS, ONE_QUEUE, REPLACED, SHARED, Table, flag,
 };
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
@@ -219,11 +219,7 @@ pub fn group(name: String, state: Option<&State>, open: Option<&GroupTable>) -> 
             () if all_of(Protocol::Unix) => "unix",
             () => "tcp",
         },
-        affinity: (flags & DATAGRAMS != 0).then_some(if flags & AFFINITY != 0 {
-            Affinity::Flow
-        } else {
-            Affinity::None
-        }),
+        affinity: table.and_then(Affinity::of),
         heavy_flows: heavy(table, flags & SHARED == 0),
         spread_flows: heavy(table, flags & SHARED != 0),
         listen: listen

@@ -33,6 +33,18 @@ pub trait Steer: Send {
     fn replace(&mut self, _slot: usize, _pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
         Err("nothing steers connections here".to_owned())
     }
+    /// Returns a new number for the connection IDs of a worker that is to start in a slot, or beside the one there. Packets
+    /// whose ID has it go to its socket. `None`: this is no group for QUIC.
+    fn quic_id(&mut self, _slot: usize, _beside: bool) -> Option<u16> {
+        None
+    }
+    /// Returns how many connections the worker still has that [`Steer::replace`] replaced in this slot. `None`: it goes on with
+    /// them when it is asked to end, as servers do by TCP.
+    fn left_behind(&self, _slot: usize) -> Option<u64> {
+        None
+    }
+    /// That worker has ended: nobody has its connections any more.
+    fn forget_replaced(&mut self, _slot: usize) {}
     /// The worker of this slot runs as `pid`, and has opened these listeners itself, one for each address. It gets
     /// connections unless the slot is draining.
     ///
@@ -198,7 +210,8 @@ impl Steer for Together<'_> {
         self.0.iter_mut().for_each(|one| one.refuse());
     }
 
-    /// Whether all can. One of UDP cannot: datagrams in a socket's queue are read by the process that has the socket.
+    /// Whether all can. One of UDP can only for QUIC: other datagrams in a socket's queue are read by the process that has the
+    /// socket.
     fn can_replace(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|one| one.can_replace())
     }
@@ -207,6 +220,19 @@ impl Steer for Together<'_> {
         self.0
             .iter_mut()
             .try_for_each(|one| one.replace(slot, pid, listeners))
+    }
+
+    fn quic_id(&mut self, slot: usize, beside: bool) -> Option<u16> {
+        let mut all = self.0.iter_mut();
+        all.find_map(|one| one.quic_id(slot, beside))
+    }
+
+    fn left_behind(&self, slot: usize) -> Option<u64> {
+        self.sum(|one| one.left_behind(slot))
+    }
+
+    fn forget_replaced(&mut self, slot: usize) {
+        self.0.iter_mut().for_each(|one| one.forget_replaced(slot));
     }
 
     fn serve_own(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {

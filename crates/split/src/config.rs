@@ -49,11 +49,15 @@ pub struct SplitConfig {
 impl SplitConfig {
     /// The part of the options that groups are made with.
     pub fn of(options: &Options) -> Self {
-        let fits = |policy: &Policy| policy.fits_datagrams().is_ok();
+        let affinity = options.affinity.unwrap_or_default();
+        let fits = |policy: &Policy| policy.fits_datagrams(affinity).is_ok();
         Self {
             paths: Paths::of(&options.runtime_dir),
             stuck_after: options.stuck_after,
-            datagrams: options.policy.filter(fits).unwrap_or(Policy::FOR_DATAGRAMS),
+            datagrams: options
+                .policy
+                .filter(fits)
+                .unwrap_or(Policy::for_datagrams(affinity)),
             affinity: options.affinity,
         }
     }

@@ -5,8 +5,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use wakeone_bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
 use wakeone_kernel::socket;
+use wakeone_kernel::socket::diag::{self, Entry, Which};
 use wakeone_model::listener::Protocol;
 
 use super::config::SplitConfig;
@@ -99,6 +101,29 @@ impl QueueGroup {
             announced: false,
             steered: None,
         })
+    }
+
+    /// Checks that the server has made no group of sockets at the address itself, nor set a program.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn is_alone(&self, socket: BorrowedFd<'_>) -> Result<(), Reason> {
+        let hidden = |error: io::Error| Reason::Hidden(error.to_string());
+        let port = self.address.port();
+        let all = diag::sockets(Protocol::Udp, Which::Listening, port).map_err(hidden)?;
+        let inode = inode_of(socket).map_err(hidden)?;
+        let sibling = |one: &Entry| one.local == self.address && one.socket.inode != inode;
+        if all.iter().any(sibling) {
+            return Err(Reason::Several);
+        }
+        let cookie = socket::cookie(socket).map_err(hidden)?;
+        // Where it cannot be asked, no program of ours will choose either.
+        let seen = capability::with(&FOR_LOADING, || Choosers::of(Protocol::Udp, port)?.look());
+        let has_own = |one: &Chooser| one.cookie == cookie && one.program.is_some();
+        match seen.is_ok_and(|seen| seen.iter().any(has_own)) {
+            true => Err(Reason::Chooser),
+            false => Ok(()),
+        }
     }
 
     /// Its name.

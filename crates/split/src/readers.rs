@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
+use wakeone_kernel::cgroup;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits;
 use wakeone_kernel::proc::waits::Processes;
@@ -22,6 +23,7 @@ use crate::queue_group::{self, NewQueue, QueueGroup};
 use crate::reason::Reason;
 use crate::worker::{LOOK_ROUND, Worker, unasked, unpolled};
 use wakeone_control::paths::Paths;
+use wakeone_control::policy::Affinity;
 use wakeone_control::state::MOST_SLOTS;
 use wakeone_kernel::socket::inode_of;
 use wakeone_steering::dispatcher::Plan;
@@ -90,6 +92,8 @@ pub struct Readers {
     left: OrphanedQueues,
     /// The kernel's hash chooses, whatever was configured.
     hash: bool,
+    /// Nobody else can read what a process leaves unread: it is of connections that ended with it.
+    ends_with_readers: bool,
     looked: Instant,
 }
 
@@ -113,6 +117,7 @@ impl Readers {
             },
             queues: Vec::new(),
             hash: false,
+            ends_with_readers: false,
             looked: Instant::now(),
         })
     }
@@ -138,8 +143,11 @@ impl Readers {
         }
         unpolled(pid, inode, Reason::Registered)?;
         let ours = std::process::id();
-        let another =
-            |held: &waits::Held| held.inode == inode && held.pid != pid && held.pid != ours;
+        // A process above us, as a service manager, opened it for the server and does not read it.
+        let another = |held: &waits::Held| {
+            let is_other = held.inode == inode && held.pid != pid && held.pid != ours;
+            is_other && !process::descends(ours, held.pid)
+        };
         if !Processes::read().held.iter().any(another) {
             return Err(Reason::Alone);
         }
@@ -228,6 +236,9 @@ impl Readers {
 
     fn grant(&mut self, pid: u32, like: BorrowedFd<'_>, kind: Kind) -> Result<QueueGrant, Reason> {
         let known = self.group.has_had_queues();
+        if !known && rustix::net::sockopt::socket_reuseport(like) == Ok(true) {
+            self.group.is_alone(like)?;
+        }
         let queue = clone_socket::reader(like, known, pid)
             .map_err(|error| Reason::Sibling(error.to_string()))?;
         let new = NewQueue::of(self.inode(), queue)?;
@@ -251,13 +262,17 @@ impl Readers {
         let name = self.group.name();
         let group = self.group.steered.insert(group);
         if let Some(config) = config {
+            let root = cgroup::mount_point();
             let plan = Plan {
+                // The server may have put its workers anywhere below.
+                cgroup: root.as_deref().ok(),
                 datagrams: Some(config.affinity.unwrap_or_default()),
                 shared_socket: config.affinity.is_none(),
                 ..Plan::new(&name, &config.paths, config.datagrams)
             };
             queue_group::steer(group, &plan, queue, config)?;
             self.hash = false;
+            self.ends_with_readers = config.affinity == Some(Affinity::Quic);
         }
         self.assign_original();
         Ok(())
@@ -368,7 +383,7 @@ impl Readers {
             }
             changed = true;
             self.leave(queue.cookie);
-            if let Some(kept) = queue.kept {
+            if let Some(kept) = queue.kept.filter(|_| !self.ends_with_readers) {
                 self.left.add(kept);
             }
         }

@@ -22,6 +22,12 @@ pub enum Reason {
     /// We may not read its descriptors.
     #[error("its descriptors may not be seen: {0}")]
     Hidden(String),
+    /// The server has several sockets at that address itself.
+    #[error("the server has several sockets of its own at that address")]
+    Several,
+    /// The server has set a program of its own on the socket.
+    #[error("a program of the server chooses already")]
+    Chooser,
     /// There is nowhere to put another queue.
     #[error("there are {MOST_SLOTS} queues already")]
     Full,

@@ -55,9 +55,10 @@ impl Splitter {
             ending: false,
             monitor: None,
             readers: Vec::new(),
-            unfit: options
-                .policy
-                .and_then(|policy| policy.fits_datagrams().err()),
+            unfit: options.policy.and_then(|policy| {
+                let affinity = options.affinity.unwrap_or_default();
+                policy.fits_datagrams(affinity).err()
+            }),
             given: 0,
         }
     }

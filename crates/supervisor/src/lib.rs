@@ -98,6 +98,8 @@ pub struct Options {
     pub limits: Limits,
     /// The command, for sh, that is run before a worker that hangs is replaced. `{pid}` is its process.
     pub on_hang: Option<String>,
+    /// The UDP sockets are for QUIC: a new worker gets a socket of its own, and the old one goes on with its connections.
+    pub quic: bool,
     /// Have TCP listeners on a private port, where a program finds them; see [`reserve`].
     pub lookup: bool,
     /// Where the group has its folder; see [`state::default_runtime_dir`].
@@ -416,6 +418,7 @@ impl Supervisor {
         let names = ports.iter().filter(|_| given);
         Order {
             slot,
+            quic_id: None,
             protocol: given
                 && !self.task.stdin
                 && !spawn::names_any(&self.task.command, "fd", ports.len()),
@@ -567,6 +570,7 @@ fn check_own(options: &Options) -> Result<(), Error> {
 /// the worker's successor.
 fn check_restart(options: &Options) -> Result<(), Error> {
     let datagrams = options.listen.iter().find(|address| address.is_udp());
+    let datagrams = datagrams.filter(|_| !options.quic);
     match (options.restart, datagrams) {
         (Some(Restart::StartFirst), Some(address)) => Err(Error::Usage(format!(
             "--restart start-first cannot be for {address}: a new worker takes the UDP socket of the old one, with what waits in it; leave --restart away"
@@ -581,7 +585,8 @@ fn room(options: &Options, limit: Option<u64>) -> Result<(usize, bool), Error> {
     /// Programs and maps, the log, metrics, and descriptors that are opened for a moment.
     const BESIDES: usize = 96;
     let workers = options.workers;
-    if options.restart == Some(Restart::StopFirst) || options.listen.iter().any(Address::is_udp) {
+    let has_datagrams = options.listen.iter().any(Address::is_udp);
+    if options.restart == Some(Restart::StopFirst) || has_datagrams && !options.quic {
         return Ok((workers, false));
     }
     // For each slot: two listeners an address, the dispatcher's copy of one, and two workers' pidfds.
@@ -589,6 +594,8 @@ fn room(options: &Options, limit: Option<u64>) -> Result<(usize, bool), Error> {
     let lacks = |slots: usize| limit.filter(|limit| *limit < needed(slots));
     let most = options.most_workers;
     let slots = match most {
+        // Their number stays.
+        None if has_datagrams => workers,
         Some(most) => most,
         None => Some(workers.max(USUAL_ROOM.min(2 * workers)))
             .filter(|slots| lacks(*slots).is_none())

@@ -26,6 +26,7 @@ enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retirement {
     step: Step,
+    begun: Instant,
     grace: Duration,
 }
 
@@ -34,8 +35,26 @@ impl Retirement {
     pub fn new(now: Instant, grace: Duration) -> Self {
         Self {
             step: Step::Draining(Settling::until(now + DRAIN.min(grace))),
+            begun: now,
             grace,
         }
+    }
+
+    /// The same for a worker that goes on with no connection once it is asked to end: it is asked when none is left, or after
+    /// the grace, and gets a grace for the rest.
+    pub fn step_once_left(
+        &mut self,
+        now: Instant,
+        (queued, active): (u32, u64),
+        left: u64,
+    ) -> Option<Action> {
+        if let Step::Draining(_) = self.step
+            && left > 0
+            && now < self.begun + self.grace
+        {
+            return None;
+        }
+        self.step(now, queued, active)
     }
 
     /// Returns the next thing to do about a living worker with so many connections queued and open; `None`: wait.
@@ -76,6 +95,23 @@ mod tests {
         let ask = Some(Action::Terminate);
         play(&[(0, 0, 0, None), (1, 0, 0, ask), (2, 0, 0, None)]);
         play(&[(0, 0, 3, None), (9, 0, 3, None), (10, 0, 3, ask)]);
+    }
+
+    #[test]
+    fn a_worker_that_would_drop_its_connections_is_asked_once_none_is_left() {
+        let start = Instant::now();
+        let step = |retirement: &mut Retirement, second, left| {
+            retirement.step_once_left(start + Duration::from_secs(second), (0, 0), left)
+        };
+        for (left_until, asked) in [(7, 7), (100, 30)] {
+            let mut retirement = Retirement::new(start, Duration::from_secs(30));
+            for second in 0..asked {
+                assert_eq!(step(&mut retirement, second, 3), None, "{second}");
+            }
+            let left = u64::from(asked < left_until);
+            let asks = step(&mut retirement, asked, left);
+            assert_eq!(asks, Some(Action::Terminate));
+        }
     }
 
     #[test]

@@ -19,8 +19,12 @@ use wakeone_control::account::Account;
 pub const FIRST_FD: u32 = 3;
 /// The argument that makes this program a trampoline; the next one is an [`Order`] in JSON.
 pub const TRAMPOLINE: &str = "__exec-worker";
+/// The environment variable with the number that a worker may put into the second and third byte of each connection ID that it
+/// makes: see docs/quic.md.
+pub const QUIC_ID: &str = "WAKEONE_QUIC_ID";
 /// Environment variables for this process, not for its workers.
-const OURS: [&str; 7] = [
+const OURS: [&str; 8] = [
+    QUIC_ID,
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
     "WATCHDOG_PID",
@@ -36,6 +40,9 @@ const OURS: [&str; 7] = [
 pub struct Order {
     /// The worker's slot, its `WAKEONE_SLOT`.
     pub slot: usize,
+    /// Its number for connection IDs of QUIC.
+    #[serde(default)]
+    pub quic_id: Option<u16>,
     /// Announce the listeners by systemd's protocol. A command that contains their numbers does not get both:
     /// gunicorn would take each descriptor twice, and fail.
     pub protocol: bool,

@@ -43,7 +43,8 @@ impl Watch<'_> {
                 .map_err(|error| SpawnError::Exec(error.to_string()))?;
         }
         let gate = Gate::new().map_err(io::Error::from)?;
-        let worker = self.group.start_on(slot, spare, &gate)?;
+        let quic_id = self.steer.quic_id(slot, true);
+        let worker = self.group.start_on(slot, spare, &gate, quic_id)?;
         let pid = worker.process.pid();
         self.group.slots[slot].successor = Some(worker);
         self.persist();
@@ -136,12 +137,17 @@ impl Watch<'_> {
         let stop_signal = self.group.stop_signal;
         for slot in 0..self.group.slots.len() {
             let active = self.steer.active(slot);
+            let left = match self.group.slots[slot].retiring {
+                Some(_) => self.steer.left_behind(slot),
+                None => None,
+            };
             let place = &mut self.group.slots[slot];
             let Some(retiring) = &mut place.retiring else {
                 continue;
             };
             if retiring.is_over() {
                 place.retiring = None;
+                self.steer.forget_replaced(slot);
                 self.close_spare(slot);
                 continue;
             }
@@ -150,7 +156,13 @@ impl Watch<'_> {
                 Queue::One => 0,
                 Queue::Each => place.spare.iter().map(waiting).sum(),
             };
-            let action = retiring.retirement.step(now, queued, active);
+            let action = match left {
+                Some(left) => {
+                    let waits = (queued, active);
+                    retiring.retirement.step_once_left(now, waits, left)
+                }
+                None => retiring.retirement.step(now, queued, active),
+            };
             let Some(worker) = &mut retiring.worker else {
                 continue;
             };
@@ -192,7 +204,7 @@ impl Watch<'_> {
             } else if place.retiring.is_some() {
                 let spare = &place.spare;
                 capability::with(&FOR_THE_END, || {
-                    for listener in spare {
+                    for listener in spare.iter().filter(|one| socket::listens(one)) {
                         let _ = socket::drop_syns(listener);
                     }
                 });

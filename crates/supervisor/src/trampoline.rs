@@ -1,7 +1,7 @@
 //! The code between fork and the worker's command: it gives up the supervisor's resources, and becomes the command.
 
 use super::missing::not_started;
-use super::spawn::{Order, gate_fd, report_fd};
+use super::spawn::{Order, QUIC_ID, gate_fd, report_fd};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -73,6 +73,7 @@ fn wait_at_gate(order: &Order) -> Result<(), String> {
 
 fn environment(order: &Order) -> Vec<(&str, String)> {
     let mut variables = vec![("WAKEONE_SLOT", order.slot.to_string())];
+    variables.extend(order.quic_id.map(|id| (QUIC_ID, id.to_string())));
     if order.protocol {
         variables.push(("LISTEN_PID", std::process::id().to_string()));
         variables.push(("LISTEN_FDS", order.names.len().to_string()));

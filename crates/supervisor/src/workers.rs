@@ -6,7 +6,7 @@ use super::error::Error;
 use super::process::{self, Ending};
 use super::report;
 use super::slot::{Phase, Worker};
-use super::spawn::{self, Gate, SpawnError};
+use super::spawn::{self, Gate, Order, SpawnError};
 use super::watch::Watch;
 use super::wrapper;
 use crate::notify::notify;
@@ -30,11 +30,16 @@ impl Supervisor {
         slot: usize,
         listeners: &[OwnedFd],
         gate: &Gate,
+        quic_id: Option<u16>,
     ) -> Result<Worker, SpawnError> {
         let reserved = self.reserved.iter().flatten().map(|one| &one.socket);
         let given = listeners.iter().filter(|_| !self.opens_own());
         let sockets = given.chain(reserved);
-        let (process, exec_pipe) = spawn::begin(&self.order(slot), sockets, gate)?;
+        let order = Order {
+            quic_id,
+            ..self.order(slot)
+        };
+        let (process, exec_pipe) = spawn::begin(&order, sockets, gate)?;
         Ok(Worker::started(process, exec_pipe))
     }
 }
@@ -75,7 +80,8 @@ impl Watch<'_> {
             }
         }
         self.steer.drain(slot, true);
-        let worker = self.group.start_on(slot, listeners, gate)?;
+        let quic_id = self.steer.quic_id(slot, false);
+        let worker = self.group.start_on(slot, listeners, gate, quic_id)?;
         self.group.slots[slot].adopt(worker);
         Ok(())
     }

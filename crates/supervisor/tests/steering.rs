@@ -124,6 +124,7 @@ fn supervise(notes: Notebook, script: impl FnOnce(&Notebook) + Send + 'static) {
         grace: Duration::from_secs(60),
         limits: Limits::default(),
         on_hang: None,
+        quic: false,
         lookup: false,
         nonblocking: false,
         stdin: false,

@@ -35,6 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{SocketType, sockopt};
+use wakeone_kernel::cgroup;
 use wakeone_kernel::socket::batch;
 pub use wakeone_kernel::socket::batch::{Batch, Datagram};
 use wakeone_kernel::socket::inherited;
@@ -49,6 +50,7 @@ use wakeone_steering::agent::AgentConfig;
 use wakeone_steering::dispatcher::{self, Dispatcher, Plan};
 use wakeone_steering::slot_sockets::RemoteFd;
 use wakeone_supervisor::listen::{self, Endpoint, ListenError};
+use wakeone_supervisor::spawn::QUIC_ID;
 
 /// The settings of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,8 +172,8 @@ impl UdpGroup {
         }
         let (steered, steering) = match Steered::start(endpoint, &sockets, options) {
             Ok(steered) => {
-                let policy = options.policy.unwrap_or(Policy::FOR_DATAGRAMS);
                 let affinity = options.affinity.unwrap_or_default();
+                let policy = options.policy.unwrap_or(Policy::for_datagrams(affinity));
                 let steering = Steering {
                     choice: Choice::Program(policy, affinity),
                     why_less: None,
@@ -181,12 +183,13 @@ impl UdpGroup {
             Err(Error::Steering(error)) => (None, fallback(&sockets, options, error)?),
             Err(error) => return Err(error),
         };
-        let member = |socket: OwnedFd| GroupSocket {
+        let member = |(slot, socket): (usize, OwnedFd)| GroupSocket {
             socket: UdpSocket::from(socket),
+            quic_id: steered.as_ref().and_then(|one| one.quic_id(slot)),
             group: steered.clone(),
         };
         Ok(Self {
-            sockets: sockets.into_iter().map(member).collect(),
+            sockets: sockets.into_iter().enumerate().map(member).collect(),
             steering,
         })
     }
@@ -204,6 +207,7 @@ impl UdpGroup {
             .filter(is_udp)
             .map(|fd| GroupSocket {
                 socket: UdpSocket::from(fd),
+                quic_id: std::env::var(QUIC_ID).ok().and_then(|id| id.parse().ok()),
                 group: None,
             })
             .collect();
@@ -284,13 +288,17 @@ impl Steered {
             attached: false,
         };
         let mut group = SteeredGroup::take(&options.runtime_dir, &name, origin)?;
+        let own_cgroup = cgroup::own();
         let plan = Plan {
+            cgroup: own_cgroup.as_deref().ok(),
             by_name: options.policy.is_some(),
             datagrams: Some(options.affinity.unwrap_or_default()),
             ..Plan::new(
                 &name,
                 &paths,
-                options.policy.unwrap_or(Policy::FOR_DATAGRAMS),
+                options
+                    .policy
+                    .unwrap_or(Policy::for_datagrams(options.affinity.unwrap_or_default())),
             )
         };
         let copy = |socket: &OwnedFd| Ok(vec![socket.try_clone()?]);
@@ -315,6 +323,13 @@ impl Steered {
             return Err(error.into());
         }
         Ok(Self(Mutex::new(Some(group))))
+    }
+
+    /// Has packets of QUIC whose connection ID has a number, which this returns, go to a slot.
+    fn quic_id(&self, slot: usize) -> Option<u16> {
+        let group = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let agent = group.as_ref()?.agent()?;
+        agent.with_dispatcher(|dispatcher| dispatcher.new_token(slot, false).ok())
     }
 
     /// Takes out a socket that is about to be closed: new datagrams go to others.
@@ -347,6 +362,7 @@ fn name_of(endpoint: Endpoint) -> String {
 #[derive(Debug)]
 pub struct GroupSocket {
     socket: UdpSocket,
+    quic_id: Option<u16>,
     group: Option<Arc<Steered>>,
 }
 
@@ -370,6 +386,13 @@ impl GroupSocket {
             rest = &rest[sent..];
         }
         Ok(())
+    }
+
+    /// Returns the number of this socket for connection IDs of QUIC. A server may put it into the second and third byte of each
+    /// ID that it makes, the high byte first. Packets whose ID has it come to this socket, from whatever address. `None`: the
+    /// affinity is not [`Affinity::Quic`].
+    pub fn quic_id(&self) -> Option<u16> {
+        self.quic_id
     }
 
     /// Stops new datagrams to this socket, and returns it to be read empty and closed. Without our program the kernel

@@ -32,6 +32,53 @@ fn options(folder: &tempfile::TempDir) -> Options {
     }
 }
 
+/// Packets of QUIC go to the socket whose number their connection ID has, from whatever address.
+#[test]
+fn sockets_for_quic_have_numbers_that_lead_to_them() {
+    if !isolated() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let options = Options {
+        affinity: Some(Affinity::Quic),
+        ..options(&folder)
+    };
+    let address = "127.0.0.1:0".parse().expect("address");
+    let group = UdpGroup::open(address, 3, &options).expect("a group");
+    let to = group.local_addr().expect("address");
+    assert_eq!(
+        group.steering().choice,
+        Choice::Program(Policy::LeastConnections, Affinity::Quic)
+    );
+    let sockets = group.into_sockets();
+    for socket in &sockets {
+        let mut id = [7; 8];
+        id[1..3].copy_from_slice(&socket.quic_id().expect("a number").to_be_bytes());
+        let client = || {
+            let client = UdpSocket::bind("127.0.0.1:0").expect("bind");
+            client.connect(to).expect("connect");
+            client.set_read_timeout(Some(patience())).expect("a limit");
+            client
+        };
+        // Its server is seen to use it, in a packet with a long header of version 1.
+        let mut answer = vec![0xc0, 0, 0, 0, 1, 1, b'c', 8];
+        answer.extend(id);
+        answer.resize(100, 0);
+        let begun = client();
+        let back = begun.local_addr().expect("address");
+        socket.send(&[(&answer, back)]).expect("send");
+        begun.recv(&mut [0; 200]).expect("the answer");
+        let mut packet = vec![0x40];
+        packet.extend(id);
+        packet.resize(40, 1);
+        client().send(&packet).expect("send");
+        let timeout = Some(patience());
+        socket.socket().set_read_timeout(timeout).expect("timeout");
+        let mut batch = Batch::new(4, 2048);
+        assert_eq!(socket.receive(&mut batch).expect("its packet"), 1);
+    }
+}
+
 /// Echoes until told to stop, with one thread for each socket. Returns how many datagrams each one echoed.
 fn echo(group: UdpGroup, stop: &AtomicBool, clients: impl FnOnce()) -> Vec<usize> {
     /// Ends the threads, even if the clients fail.

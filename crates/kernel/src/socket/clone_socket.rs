@@ -287,11 +287,10 @@ fn copy_owner(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
 /// would be received once a thread.
 ///
 /// # Errors
-/// It is connected, in a group of its own making, or has a filter; and see [`Error`].
+/// It is connected, bound to a device, or has a filter; and see [`Error`].
 pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Error> {
     let socket = socket.as_fd();
     let refused = |what| Error::Step(what, io::ErrorKind::Unsupported.into());
-    let of = |name| number(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
     let datagrams = is_udp(socket) && address(socket).is_some_and(|at| at.port() != 0);
     if !datagrams || rustix::net::getpeername(socket).is_ok() {
         return Err(refused(
@@ -304,11 +303,6 @@ pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Err
         return Err(refused("it is bound to a network device"));
     }
     if !known {
-        if of(libc::SO_REUSEPORT) != 0 {
-            return Err(refused(
-                "it is in a reuseport group of the program's own making",
-            ));
-        }
         rustix::net::sockopt::set_socket_reuseport(socket, true)
             .map_err(|source| Error::Step("setting SO_REUSEPORT", source.into()))?;
     }

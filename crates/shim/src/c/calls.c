@@ -84,7 +84,23 @@ static bool is_udp(int fd)
 {
 	int domain = option(fd, SO_DOMAIN);
 	return (domain == AF_INET || domain == AF_INET6) && option(fd, SO_TYPE) == SOCK_DGRAM &&
-	       option(fd, SO_PROTOCOL) == IPPROTO_UDP && option(fd, SO_REUSEPORT) == 0;
+	       option(fd, SO_PROTOCOL) == IPPROTO_UDP;
+}
+
+static bool is_bound(int fd)
+{
+	struct sockaddr_in6 own = { 0 }; /* its port stands where that of IPv4 does */
+	socklen_t size = sizeof(own);
+	return syscall(SYS_getsockname, fd, &own, &size) == 0 && own.sin6_port != 0;
+}
+
+/* Notes the sockets that this program was started with: a worker that is a program of its own has its sockets from
+ * the one that started it. */
+void split_see_inherited(void)
+{
+	for (int fd = STDERR_FILENO + 1; fd < SPLIT_INHERITED_FDS; fd++)
+		if (is_udp(fd) && is_bound(fd))
+			split_set(fd, STATE_INHERITED);
 }
 
 EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)

@@ -15,12 +15,15 @@
 /* Descriptors from here on are left alone: servers open their sockets early. */
 #define SPLIT_MOST_FDS 65536
 
+/* A program that was just started has those that it inherited below this one. */
+#define SPLIT_INHERITED_FDS 1024
+
 /* The state of a descriptor. */
 enum state {
 	STATE_UNKNOWN = 0, /* nothing of ours: no UDP socket, or one that was not bound under our eyes */
 	STATE_DATAGRAM,    /* a UDP socket that this process bound, or about which the broker was asked in it */
 	STATE_POLLED,      /* such a socket that is polled: one thread may poll and another receive, so all threads share it */
-	STATE_INHERITED,   /* a UDP socket from before this process was forked: the broker is still to be asked */
+	STATE_INHERITED,   /* a UDP socket from before this process was forked, or this program started: the broker is still to be asked */
 };
 
 /* How a process came to wait for datagrams. */
@@ -67,6 +70,11 @@ bool split_ask_left(int fd, int from, int *queue);
 /* Prints a sentence on standard error, once, if that is still the file that it was when the process started. */
 void split_say_once(const char *sentence);
 void split_remember_stderr(void);
+
+/* -- calls.c: the calls of the C library that are replaced -- */
+
+/* Notes the UDP sockets that this program was started with. */
+void split_see_inherited(void);
 
 /* -- readers.c: UDP sockets that several threads receive from -- */
 

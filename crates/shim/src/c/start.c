@@ -29,6 +29,7 @@ __attribute__((constructor)) static void start(void)
 	if (split_find_broker()) {
 		split_remember_stderr();
 		split_begin(split_forget_readers);
+		split_see_inherited();
 		pthread_atfork(before_fork, after_fork, after_fork);
 	}
 	errno = before;

@@ -3,11 +3,13 @@
 //! It stands beside the path of connections, never in it. If it dies, steering goes on. The program notices its old
 //! heartbeat and ignores the marks that nobody would take back.
 
+mod background;
 mod heavy;
 mod heavy_flows;
 mod moves;
 mod pause;
 mod probe_budget;
+mod quic;
 pub mod recount;
 mod replaced;
 mod rest;
@@ -30,8 +32,9 @@ use wakeone_bpf::chooser::Chooser;
 use wakeone_bpf::table::Table;
 use wakeone_kernel::schedule;
 
+use self::background::Background;
 pub use self::moves::without_priority;
-use self::recount::RecountThread;
+use self::quic::LeftBehind;
 use self::rest::Waker;
 pub use self::state::{AgentConfig, Rescued};
 use self::state::{Core, lock};
@@ -50,7 +53,9 @@ pub struct Agent {
     /// `None` if it could not be started.
     thread: Option<AgentThread>,
     /// `None` if nothing is counted.
-    recounts: Option<RecountThread>,
+    counts: Option<Background>,
+    /// For QUIC.
+    left: LeftBehind,
     paths: Paths,
     cgroup: Option<PathBuf>,
 }
@@ -63,10 +68,15 @@ impl Agent {
         paths: Paths,
         cgroup: Option<PathBuf>,
     ) -> Self {
-        let recounts = dispatcher.counting().then(|| {
-            let pins = dispatcher.pinned().dir();
-            RecountThread::start(pins, dispatcher.port().unwrap_or(0))
-        });
+        let left = LeftBehind::default();
+        let pins = dispatcher.pinned().dir();
+        let counts = match dispatcher.quic() {
+            Some(_) => Some(quic::start(pins, left.clone())),
+            None if dispatcher.counting() => {
+                Some(recount::start(pins, dispatcher.port().unwrap_or(0)))
+            }
+            None => None,
+        };
         let core = Arc::new(Mutex::new(Core::new(dispatcher, config)));
         let thread = AgentThread::start(&core).map_err(|error| {
             lock(&core).note(format!("no agent, so no rescue: {error}"));
@@ -74,7 +84,8 @@ impl Agent {
         Self {
             core,
             thread: thread.ok(),
-            recounts: recounts.and_then(Result::ok),
+            counts: counts.and_then(Result::ok),
+            left,
             paths,
             cgroup,
         }
@@ -82,7 +93,7 @@ impl Agent {
 
     /// Ends the agent and takes the program away; the listeners stay.
     pub fn end(self) {
-        drop((self.thread, self.recounts));
+        drop((self.thread, self.counts));
         if let Some(core) = Arc::into_inner(self.core) {
             let core = core.into_inner().unwrap_or_else(PoisonError::into_inner);
             core.dispatcher.end(&self.paths, self.cgroup.as_deref());

@@ -6,10 +6,8 @@
 use std::cell::OnceCell;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wakeone_bpf::Pinned;
@@ -19,6 +17,7 @@ use wakeone_kernel::capability;
 use wakeone_kernel::schedule::thread_time;
 use wakeone_model::drift::{CountSample, Drift};
 
+use super::background::Background;
 use wakeone_control::privileges::FOR_LOADING;
 
 /// How often to look whether there is something to do.
@@ -148,45 +147,19 @@ impl Recounts {
     }
 }
 
-/// The thread that recounts. Dropping this ends it.
-#[derive(Debug)]
-pub(super) struct RecountThread {
-    stop: Arc<AtomicBool>,
-    handle: Option<JoinHandle<()>>,
-}
-
-impl RecountThread {
-    /// # Errors
-    /// Out of threads.
-    pub fn start(pins: &Path, port: u16) -> io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (its_stop, pins) = (Arc::clone(&stop), pins.to_owned());
-        let thread = std::thread::Builder::new().name("recount".into());
-        let handle = thread.spawn(move || {
-            let recounts = || Recounts::of(&pins, port);
-            let Some(mut recounts) = capability::with(&FOR_LOADING, recounts) else {
-                return;
-            };
-            while !its_stop.load(Ordering::Acquire) {
-                if let Err(error) = recounts.look() {
-                    tracing::debug!("recounting connections failed: {error}");
-                }
-                std::thread::park_timeout(LOOK_EVERY);
+/// Has the connections of a pinned group recounted in the background.
+///
+/// # Errors
+/// Out of threads.
+pub(super) fn start(pins: &Path, port: u16) -> io::Result<Background> {
+    let pins = pins.to_owned();
+    Background::start("recount", LOOK_EVERY, move || {
+        let recounts = || Recounts::of(&pins, port);
+        let mut recounts = capability::with(&FOR_LOADING, recounts)?;
+        Some(move || {
+            if let Err(error) = recounts.look() {
+                tracing::debug!("recounting connections failed: {error}");
             }
-        })?;
-        Ok(Self {
-            stop,
-            handle: Some(handle),
         })
-    }
-}
-
-impl Drop for RecountThread {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(handle) = self.handle.take() {
-            handle.thread().unpark();
-            let _ = handle.join();
-        }
-    }
+    })
 }

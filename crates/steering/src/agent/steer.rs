@@ -44,6 +44,7 @@ impl Steer for Agent {
         place.pid().store(0, Relaxed);
         place.mark(flag::STUCK, false);
         place.restarts().fetch_add(1, Relaxed);
+        core.dispatcher.forget_connections(slot);
         core.take_down_bereft();
         if self.thread.is_none() && core.slots[slot].avoided.is_some() {
             core.move_queue(slot);
@@ -66,7 +67,8 @@ impl Steer for Agent {
     }
 
     fn can_replace(&self) -> bool {
-        lock(&self.core).transport.can_move().is_ok()
+        let core = lock(&self.core);
+        core.transport.can_move().is_ok() || core.dispatcher.quic().is_some()
     }
 
     fn replace(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
@@ -75,6 +77,7 @@ impl Steer for Agent {
         core.dispatcher
             .replace(slot, copies)
             .map_err(|error| error.to_string())?;
+        self.left.begin(slot);
         let place = core.dispatcher.table().slot(slot);
         place.pid().store(pid, Relaxed);
         place.restarts().fetch_add(1, Relaxed);
@@ -117,6 +120,29 @@ impl Steer for Agent {
 
     fn remove(&mut self, _slot: usize) {
         self.with_dispatcher(Dispatcher::remove_last);
+    }
+
+    fn quic_id(&mut self, slot: usize, beside: bool) -> Option<u16> {
+        let mut core = lock(&self.core);
+        core.dispatcher.quic()?;
+        match core.dispatcher.new_token(slot, beside) {
+            Ok(token) => Some(token),
+            Err(error) => {
+                core.note(format!(
+                    "the worker that starts in slot {slot} gets no WAKEONE_QUIC_ID: {error}"
+                ));
+                None
+            }
+        }
+    }
+
+    fn left_behind(&self, slot: usize) -> Option<u64> {
+        let core = lock(&self.core);
+        core.dispatcher.quic().map(|_| self.left.of(slot))
+    }
+
+    fn forget_replaced(&mut self, slot: usize) {
+        lock(&self.core).dispatcher.forget_replaced(slot);
     }
 
     fn close(&mut self) {

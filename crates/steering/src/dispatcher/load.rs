@@ -32,14 +32,18 @@ pub(super) fn open_or_load(
     let same_kind = |pinned: &Pinned| {
         let datagrams = pinned.table().flags().load(Relaxed) & table::DATAGRAMS != 0;
         datagrams == (plan.protocol() == Protocol::Udp)
+            && pinned.quic().is_some() == plan.is_quic()
             && pinned.looks_up() != plan.lookup.is_empty()
     };
     let load = LoadPlan {
         dir: &dir,
         addresses,
-        cgroup: plan.cgroup.filter(|_| plan.protocol() == Protocol::Tcp),
+        cgroup: plan
+            .cgroup
+            .filter(|_| plan.protocol() == Protocol::Tcp || plan.is_quic()),
         read_queues: plan.read_queues,
         datagrams: plan.protocol() == Protocol::Udp,
+        quic: plan.is_quic(),
         lookup: plan.lookup,
         joins: plan.joins,
     };

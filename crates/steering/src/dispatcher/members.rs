@@ -138,6 +138,11 @@ impl Dispatcher {
                 self.pinned.attach(address, listener.as_fd())?;
             }
         }
+        if self.quic().is_some() {
+            self.replace_beside(slot, &listeners)?;
+            self.sockets[slot] = SlotSockets::Held(listeners);
+            return Ok(());
+        }
         let know = |pinned: &Pinned| {
             let mut all = listeners.iter();
             all.try_for_each(|one| pinned.know_listener(slot, one))
@@ -223,6 +228,7 @@ impl Dispatcher {
 
     /// Frees the slot of a listener that another process closed.
     pub fn leave(&mut self, slot: usize) {
+        self.forget_connections(slot);
         let place = self.table().slot(slot);
         place.pid().store(0, Relaxed);
         place.queued().store(0, Relaxed);

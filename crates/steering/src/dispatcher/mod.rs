@@ -5,6 +5,7 @@ mod load;
 mod members;
 mod plan;
 mod queues;
+pub mod quic;
 mod settle;
 
 use std::cell::RefCell;
@@ -14,7 +15,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_bpf::table::{
-    self, CLOSING, COUNTED, DATAGRAMS, DEFERS, REFUSING, REPLACED, Table, flag,
+    self, CLOSING, COUNTED, DATAGRAMS, DEFERS, REFUSING, REPLACED, TOKENS, Table, flag,
 };
 use wakeone_bpf::{self as bpf, Feature, Missing, Pinned};
 use wakeone_kernel::socket::moving::Holders;
@@ -190,7 +191,11 @@ impl Dispatcher {
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
         let counted = if self.pinned.counting() { COUNTED } else { 0 };
-        table.flags().store(counted | plan.kind(), Relaxed);
+        let tokens = match self.kept {
+            true => table.flags().load(Relaxed) & TOKENS,
+            false => 0,
+        };
+        table.flags().store(counted | plan.kind() | tokens, Relaxed);
         table.slots().store(self.sockets.len() as u32, Relaxed);
         table.flow_silence().store(FLOW_SILENCE, Relaxed);
         if plan.earlier_flows && !self.kept {
@@ -242,9 +247,11 @@ impl Dispatcher {
             return Ok(());
         }
         self.unsettled.insert(slot);
+        self.find_place(slot);
         for address in 0..self.pinned.addresses() {
             self.with(slot, address, |listener| {
-                self.pinned.know_listener(slot, listener)
+                self.pinned
+                    .know_listener(self.place_of_slot(slot), listener)
             })?;
         }
         self.note_deferral(slot);
@@ -254,7 +261,8 @@ impl Dispatcher {
             return Ok(());
         }
         self.restore(slot)?;
-        place.flags().store(flag::UP, Relaxed);
+        let second = place.flags().load(Relaxed) & flag::SECOND;
+        place.flags().store(flag::UP | second, Relaxed);
         Ok(())
     }
 
@@ -472,7 +480,7 @@ impl Dispatcher {
     pub fn restore(&self, slot: usize) -> Result<(), bpf::Error> {
         for address in 0..self.pinned.addresses() {
             self.with(slot, address, |listener| {
-                self.pinned.put(address, slot, listener)
+                self.pinned.put(address, self.place_of_slot(slot), listener)
             })?;
         }
         self.table().slot(slot).gone().store(0, Relaxed);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use wakeone_bpf::table::{AFFINITY, DATAGRAMS, SHARED};
+use wakeone_bpf::table::{AFFINITY, DATAGRAMS, DEFERS, QUIC, SHARED};
 use wakeone_kernel::socket::private::Place;
 use wakeone_model::listener::Protocol;
 
@@ -23,7 +23,7 @@ pub struct Plan<'a> {
     pub by_name: bool,
     /// Weights of slots whose weight is not 1.
     pub weights: &'a [(usize, u32)],
-    /// The cgroup that the listeners were created in, or one above.
+    /// The cgroup that the listeners were created in, or one above; for QUIC one that all workers run in.
     pub cgroup: Option<&'a Path>,
     /// Why there is none.
     pub no_cgroup: Option<&'a str>,
@@ -34,7 +34,7 @@ pub struct Plan<'a> {
     /// Have the program read the queues itself where it may; otherwise it uses the lengths that the agent publishes.
     pub read_queues: bool,
     /// The sockets are of UDP, with this affinity of flows; `None`: they listen by TCP. Nothing of UDP is counted, so
-    /// `cgroup` is ignored then.
+    /// `cgroup` is ignored then, but for QUIC.
     pub datagrams: Option<Affinity>,
     /// The kernel's hash has placed flows on these sockets already, so they stay where it puts them.
     pub earlier_flows: bool,
@@ -77,9 +77,14 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Whether packets go by the connection IDs of QUIC.
+    pub(super) fn is_quic(&self) -> bool {
+        self.datagrams == Some(Affinity::Quic)
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
         let fits = match self.datagrams {
-            Some(_) => self.policy.fits_datagrams(),
+            Some(affinity) => self.policy.fits_datagrams(affinity),
             None => Ok(()),
         };
         fits.map_err(|why| Error::Unfit {
@@ -95,6 +100,8 @@ impl<'a> Plan<'a> {
             None => 0,
             Some(Affinity::None) => DATAGRAMS | shared,
             Some(Affinity::Flow) => DATAGRAMS | AFFINITY | shared,
+            // Of equals the one that was chosen longest ago is next.
+            Some(Affinity::Quic) => DATAGRAMS | QUIC | DEFERS,
         }
     }
 }

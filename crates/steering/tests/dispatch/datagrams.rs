@@ -26,7 +26,7 @@ struct Datagrams {
     address: SocketAddr,
 }
 
-fn bind(address: SocketAddr) -> UdpSocket {
+pub fn bind(address: SocketAddr) -> UdpSocket {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,

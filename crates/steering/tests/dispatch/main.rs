@@ -14,6 +14,7 @@ mod ground;
 mod lookup;
 #[path = "../../../../tests/support/patience.rs"]
 mod patience;
+mod quic;
 mod rescue;
 mod restarts;
 mod source;

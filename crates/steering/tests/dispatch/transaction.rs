@@ -203,6 +203,7 @@ fn load_for_ever(pins: &Path) {
             cgroup: None,
             read_queues: true,
             datagrams: false,
+            quic: false,
             lookup: &[],
             joins: &[],
         };
@@ -255,6 +256,7 @@ fn halves_of_a_living_loader_are_left_alone() {
             cgroup: None,
             read_queues: true,
             datagrams: false,
+            quic: false,
             lookup: &[],
             joins: &[],
         };

@@ -27,7 +27,7 @@ use super::recount::{Attempts, count_in, slots_of_workers};
 use crate::metrics::Source;
 use crate::steered::{Origin, SocketPlace, SteeredGroup};
 use wakeone_control::paths::Paths;
-use wakeone_control::policy::Policy;
+use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::privileges::{self, FOR_LOADING};
 use wakeone_control::state::StateError;
 use wakeone_control::steer::SteerEvent;
@@ -471,8 +471,12 @@ impl Attached {
 
     /// Chooses by another policy from now on, if it fits the sockets.
     pub fn set_policy(&self, policy: Policy) {
-        if self.protocol() == Protocol::Udp
-            && let Err(why) = policy.fits_datagrams()
+        let affinity = self
+            .group
+            .agent()
+            .and_then(|agent| agent.with_table(Affinity::of));
+        if let Some(affinity) = affinity
+            && let Err(why) = policy.fits_datagrams(affinity)
         {
             tracing::warn!("{} stays as it is: {why}", self.name());
             return;

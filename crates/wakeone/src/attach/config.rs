@@ -9,7 +9,7 @@ use wakeone_control::policy::{Affinity, Policy};
 /// The steering that a user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachConfig {
-    /// How a worker is chosen; `None`: least-connections, for UDP shortest-queue.
+    /// How a worker is chosen; `None`: least-connections, for UDP other than QUIC shortest-queue.
     pub policy: Option<Policy>,
     /// For UDP: how datagrams of one flow are kept together.
     pub affinity: Affinity,
@@ -25,7 +25,7 @@ impl AttachConfig {
     /// The policy for sockets of this protocol.
     pub fn policy_of(&self, protocol: Protocol) -> Policy {
         self.policy.unwrap_or(match protocol {
-            Protocol::Udp => Policy::FOR_DATAGRAMS,
+            Protocol::Udp => Policy::for_datagrams(self.affinity),
             _ => Policy::default(),
         })
     }

@@ -15,7 +15,8 @@ use wakeone_supervisor::{self, Options, group_name, opens_own};
 /// not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SteeringConfig {
-    /// How a worker is chosen; `None`: least-connections or the best that works here, and shortest-queue for datagrams.
+    /// How a worker is chosen; `None`: least-connections or the best that works here, and shortest-queue for datagrams
+    /// that are not QUIC.
     /// In a group that also listens by TCP, a policy that goes by connections is for TCP, and datagrams use their own.
     pub policy: Option<Policy>,
     /// How datagrams of one flow are kept together; `None`: flow, as far as that works here.
@@ -151,7 +152,9 @@ fn check_datagrams(options: &Options, config: &SteeringConfig) -> Result<(), Err
         return usage("--affinity is for datagrams, and no -l is a udp:// address".into());
     }
     if protocols.udp && !protocols.tcp {
-        if let Some(Err(why)) = config.policy.map(Policy::fits_datagrams) {
+        let affinity = config.affinity.unwrap_or_default();
+        let fits = config.policy.map(|policy| policy.fits_datagrams(affinity));
+        if let Some(Err(why)) = fits {
             return usage(format!("--policy {why}"));
         }
         if config.rescue == Some(true) {

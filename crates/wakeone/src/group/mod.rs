@@ -53,9 +53,8 @@ impl Group {
         repair_all(&paths);
         let name = group_name(options)?;
         let protocols = Protocols::of(options);
-        // Only connections are counted, so only they need a cgroup.
-        let counting_cgroup = protocols
-            .tcp
+        // Connections are counted there, and those of QUIC found by what its sockets send.
+        let counting_cgroup = (protocols.tcp || options.quic)
             .then(|| counting_cgroup_of(&paths, &name))
             .flatten();
         let (mut supervisor, cgroup) = in_counting_cgroup(options, counting_cgroup)?;

@@ -61,7 +61,7 @@ impl SteeringSetup<'_> {
         let mut dispatchers = Vec::new();
         let mut policies = Policies {
             tcp: config.policy.unwrap_or_default(),
-            udp: Policy::FOR_DATAGRAMS,
+            udp: Policy::for_datagrams(config.affinity.unwrap_or_default()),
         };
         if protocols.tcp && self.supervisor.queue() == Queue::Each {
             let (dispatcher, policy) = self.steer(config)?;
@@ -267,11 +267,12 @@ struct Datagrams<'a> {
 impl Datagrams<'_> {
     /// Sets up the best steering that the configuration allows; `None`: the kernel's own, or a classic program's.
     fn steer(&self, config: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
+        let affinity = config.affinity.unwrap_or_default();
         // A policy that goes by connections was meant for the group's listeners.
         let wanted = config
             .policy
-            .filter(|policy| policy.fits_datagrams().is_ok());
-        let policy = wanted.unwrap_or(Policy::FOR_DATAGRAMS);
+            .filter(|policy| policy.fits_datagrams(affinity).is_ok());
+        let policy = wanted.unwrap_or(Policy::for_datagrams(affinity));
         match self.load(config, policy) {
             Ok(dispatcher) => Ok((Some(dispatcher), policy)),
             Err(error) => self.fallback(config, wanted, error.into()),
@@ -288,6 +289,11 @@ impl Datagrams<'_> {
             weights: &config.weights,
             adopt: self.setup.supervisor.adopted() > 0,
             datagrams: Some(config.affinity.unwrap_or_default()),
+            cgroup: self
+                .setup
+                .cgroup
+                .as_ref()
+                .map(|cgroup| cgroup.path.as_path()),
             ..Plan::new(&self.name, self.setup.paths, policy)
         };
         Dispatcher::start(&plan, self.setup.copies(&self.name, Protocol::Udp)?)

@@ -1,0 +1,376 @@
+//! QUIC: connections of real clients to workers by quinn (tests/servers/quinn), under `wakeone run` and `wakeone attach`.
+//!
+//! These tests need root and `quinn_server`, which `make test-deps` builds. Otherwise they are skipped, with a message.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use rustix::process::Signal;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use support::real::{Started, installed, program};
+use support::steered::{assert_nothing_left, isolated, status, stop_all, sum, wakeone, worker};
+use support::{Ground, Run, eventually, server, signal, slowly, slowness};
+
+const ADDRESS: &str = "127.0.0.1:4433";
+const UDP: &str = "udp://127.0.0.1:4433";
+const NAME: &str = "quic";
+const WORKERS: usize = 4;
+/// A worker that waits for a CPU on a busy machine must not count as stuck: it would get no new connections.
+const PATIENT: &str = "60s";
+
+fn ground() -> Option<Ground> {
+    if !installed("quinn_server") {
+        eprintln!("skipped: quinn_server is not installed");
+        return None;
+    }
+    isolated()
+}
+
+fn run(ground: &Ground, options: &[&str], server: &[&str]) -> Run {
+    let workers = WORKERS.to_string();
+    let own = [
+        "-w",
+        &workers,
+        "-l",
+        UDP,
+        "--affinity",
+        "quic",
+        "--name",
+        NAME,
+    ];
+    let mut run = ground.run(&[&own[..], options].concat(), server);
+    run.line("ready");
+    run
+}
+
+/// Clients under way.
+struct Clients(Child);
+
+/// What became of clients: how many each worker answered, and why others failed.
+#[derive(Debug, Default)]
+struct Outcome {
+    answered: BTreeMap<String, usize>,
+    failures: Vec<String>,
+}
+
+/// Has so many clients get so many bytes over some time, and then change their address.
+fn clients(at: &str, count: usize, (bytes, ms): (u64, u32), moves: usize) -> Clients {
+    let ms = (ms * slowness()).to_string();
+    let (count, bytes, moves) = (count.to_string(), bytes.to_string(), moves.to_string());
+    Clients::start(&["quinn_client", at, &count, &bytes, &ms, &moves])
+}
+
+impl Clients {
+    fn start(words: &[&str]) -> Self {
+        let child = Command::new(words[0])
+            .args(&words[1..])
+            .stdout(Stdio::piped())
+            .spawn();
+        Self(child.unwrap_or_else(|error| panic!("{words:?}: {error}")))
+    }
+
+    fn done(self) -> Outcome {
+        let output = self.0.wait_with_output().expect("quinn_client");
+        let mut outcome = Outcome::default();
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            match line.strip_prefix("failed: ") {
+                Some(why) => outcome.failures.push(why.to_owned()),
+                None => *outcome.answered.entry(line.to_owned()).or_default() += 1,
+            }
+        }
+        outcome
+    }
+
+    /// Nobody failed. Returns how many connections each worker had.
+    fn all_answered(self) -> Vec<usize> {
+        let outcome = self.done();
+        assert!(outcome.failures.is_empty(), "{outcome:?}");
+        outcome.answered.into_values().collect()
+    }
+}
+
+fn ask(count: usize) -> Clients {
+    clients(ADDRESS, count, (100, 0), 0)
+}
+
+#[test]
+fn each_connection_goes_to_the_worker_with_the_fewest() {
+    let Some(ground) = ground() else { return };
+    let run = run(&ground, &["--stuck-after", PATIENT], &["quinn_server"]);
+    let counts = ask(400).all_answered();
+    let most = counts.iter().max().copied().unwrap_or(0);
+    assert!(counts.len() == WORKERS && most <= 110, "{counts:?}");
+    eventually("open connections are shown", || {
+        sum(&status(&ground, NAME), "active") == 400
+    });
+    let group = status(&ground, NAME);
+    assert_eq!(group["affinity"], "quic");
+    assert_eq!(group["exits"]["stray"], 0, "{group}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_stopped_worker_keeps_its_connections_and_gets_no_new_ones() {
+    let Some(ground) = ground() else { return };
+    let run = run(&ground, &[], &["quinn_server"]);
+    let downloads = clients(ADDRESS, 20, (100_000, 3_000), 0);
+    eventually("all are under way", || {
+        sum(&status(&ground, NAME), "active") >= 20
+    });
+    let stopped = worker(&status(&ground, NAME), 0).expect("a worker");
+    stop_all(stopped);
+    eventually("it is seen", || {
+        // Packets of nobody reach each worker by chance, and wait at this one.
+        port_to(ADDRESS).send(&[0x40; 40]).expect("send");
+        status(&ground, NAME)["slots"][0]["state"] == "stuck"
+    });
+    let outcome = ask(40).done();
+    assert!(
+        !outcome.answered.contains_key(&stopped.to_string()),
+        "{outcome:?}"
+    );
+    assert!(outcome.failures.is_empty(), "{outcome:?}");
+    support::steered::signal_all(stopped, Signal::CONT);
+    let counts = downloads.all_answered();
+    assert_eq!(counts.len(), WORKERS, "{counts:?}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_rolling_restart_loses_no_download() {
+    let Some(ground) = ground() else { return };
+    let run = run(
+        &ground,
+        &["--stuck-after", PATIENT, "--grace", "60s"],
+        &["quinn_server"],
+    );
+    let before: Vec<_> = (0..WORKERS)
+        .map(|slot| worker(&status(&ground, NAME), slot))
+        .collect();
+    let downloads = clients(ADDRESS, 60, (500_000, 8_000), 0);
+    slowly("all are under way", || {
+        sum(&status(&ground, NAME), "active") >= 60
+    });
+    run.signal(Signal::HUP);
+    slowly("the first is replaced", || {
+        worker(&status(&ground, NAME), 0) != before[0]
+    });
+    // The new worker gets what is new, and the old one goes on.
+    let counts = ask(40).all_answered();
+    assert_eq!(counts.iter().sum::<usize>(), 40);
+    downloads.all_answered();
+    // An old one is asked to end when no client was heard of for 30 s.
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn clients_that_change_their_address_themselves_go_on_where_ids_tell_the_worker() {
+    let Some(ground) = ground() else { return };
+    let options = ["--stuck-after", PATIENT];
+    let first = run(&ground, &options, &["quinn_server"]);
+    clients(ADDRESS, 50, (100, 0), 4).all_answered();
+    first.stop();
+    // As it is without: the server's own generator.
+    let without = ["env", "-u", "WAKEONE_QUIC_ID", "quinn_server"];
+    let second = run(&ground, &options, &without);
+    let outcome = clients(ADDRESS, 20, (100, 0), 1).done();
+    assert!(!outcome.failures.is_empty(), "{outcome:?}");
+    second.stop();
+    assert_nothing_left(&ground);
+}
+
+/// A NAT between clients and server, which gives all clients new ports when it is asked to.
+struct Nat {
+    at: String,
+    wanted: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Nat {
+    fn before(server: &str) -> Self {
+        let inside = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        inside.set_nonblocking(true).expect("nonblocking");
+        let at = inside.local_addr().expect("address").to_string();
+        let (wanted, stop) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (its_wanted, its_stop) = (Arc::clone(&wanted), Arc::clone(&stop));
+        let server = server.to_owned();
+        let thread = std::thread::spawn(move || {
+            let mut outside: HashMap<SocketAddr, UdpSocket> = HashMap::new();
+            let (mut bytes, mut given) = ([0; 2048], 0);
+            while !its_stop.load(Relaxed) {
+                let wanted = its_wanted.load(Relaxed);
+                if std::mem::replace(&mut given, wanted) != wanted {
+                    outside.values_mut().for_each(|one| *one = port_to(&server));
+                }
+                let mut idle = true;
+                while let Ok((length, from)) = inside.recv_from(&mut bytes) {
+                    let own = outside.entry(from).or_insert_with(|| port_to(&server));
+                    let _ = own.send(&bytes[..length]);
+                    idle = false;
+                }
+                for (client, own) in &outside {
+                    while let Ok(length) = own.recv(&mut bytes) {
+                        let _ = inside.send_to(&bytes[..length], client);
+                        idle = false;
+                    }
+                }
+                if idle {
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+        });
+        Self {
+            at,
+            wanted,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    fn rebind(&self) {
+        self.wanted.fetch_add(1, Relaxed);
+    }
+}
+
+fn port_to(server: &str) -> UdpSocket {
+    let own = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    own.connect(server).expect("connect");
+    own.set_nonblocking(true).expect("nonblocking");
+    own
+}
+
+impl Drop for Nat {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The port of each of these connections changes once, in the middle of its download. (After a second change aioquic's server
+/// gives some up, also with one worker.)
+fn go_on_behind_a_nat(count: usize) -> Vec<usize> {
+    let nat = Nat::before(ADDRESS);
+    let port = nat.at.rsplit(':').next().unwrap_or_default();
+    let (script, ms) = (server("aioquic_work.py"), (4_000 * slowness()).to_string());
+    let downloads = Clients::start(&[
+        "python3",
+        &script,
+        "ask",
+        port,
+        &count.to_string(),
+        "200000",
+        &ms,
+    ]);
+    std::thread::sleep(Duration::from_secs(2) * slowness());
+    nat.rebind();
+    downloads.all_answered()
+}
+
+#[test]
+fn clients_whose_port_a_nat_changes_go_on() {
+    let Some(ground) = ground() else { return };
+    let script = server("aioquic_work.py");
+    // Its IDs are random.
+    let run = run(
+        &ground,
+        &["--stuck-after", PATIENT],
+        &["python3", &script, "serve"],
+    );
+    slowly("it serves", || {
+        let port = ADDRESS.rsplit(':').next().unwrap_or_default();
+        let one = Clients::start(&["python3", &script, "ask", port, "1", "10", "0"]);
+        one.done().failures.is_empty()
+    });
+    let counts = go_on_behind_a_nat(40);
+    assert_eq!(counts.len(), WORKERS, "{counts:?}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+/// A worker with a socket of its own, as a server that shares its port by SO_REUSEPORT has it.
+fn with_own_socket() -> Started {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+    let at: SocketAddr = ADDRESS.parse().expect("address");
+    let socket = rustix::net::socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let socket = socket.expect("socket");
+    sockopt::set_socket_reuseport(&socket, true).expect("SO_REUSEPORT");
+    rustix::net::bind(&socket, &at).expect("bind");
+    let fd = socket.as_raw_fd();
+    let mut command = program(&["sh", "-c", &format!("exec quinn_server 3<&{fd}")]);
+    // SAFETY: between fork and exec it makes one system call.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(move || {
+            let own = std::os::fd::BorrowedFd::borrow_raw(fd);
+            rustix::io::fcntl_setfd(own, rustix::io::FdFlags::empty())?;
+            Ok(())
+        });
+    }
+    Started::spawn(command)
+}
+
+#[test]
+fn a_server_that_runs_is_attached_to() {
+    let Some(ground) = ground() else { return };
+    let servers: Vec<Started> = (0..WORKERS).map(|_| with_own_socket()).collect();
+    slowly("it serves", || ask(1).done().failures.is_empty());
+    let before = clients(ADDRESS, 8, (100_000, 4_000), 0);
+    std::thread::sleep(Duration::from_millis(500) * slowness());
+    let options = ["--affinity", "quic", "--stuck-after", PATIENT];
+    let attached = wakeone(&ground, &[&["attach", UDP][..], &options].concat());
+    assert!(attached.status.success(), "{attached:?}");
+    let counts = ask(200).all_answered();
+    let most = counts.iter().max().copied().unwrap_or(0);
+    assert!(counts.len() == WORKERS && most <= 60, "{counts:?}");
+    // Those of before stay where they are.
+    before.all_answered();
+    let detached = wakeone(&ground, &["detach", UDP]);
+    assert!(detached.status.success(), "{detached:?}");
+    drop(servers);
+    assert_nothing_left(&ground);
+}
+
+/// A worker that dies takes its connections with it, and nobody else's.
+#[test]
+fn a_worker_that_dies_takes_no_other_connections_with_it() {
+    let Some(ground) = ground() else { return };
+    let run = run(&ground, &["--stuck-after", PATIENT], &["quinn_server"]);
+    let downloads = clients(ADDRESS, 40, (100_000, 3_000), 0);
+    eventually("all are under way", || {
+        sum(&status(&ground, NAME), "active") >= 40
+    });
+    let dead = worker(&status(&ground, NAME), 1).expect("a worker");
+    signal(dead, Signal::KILL);
+    slowly("it is started again", || {
+        worker(&status(&ground, NAME), 1).is_some_and(|pid| pid != dead)
+    });
+    let outcome = downloads.done();
+    let lost = outcome.failures.len();
+    assert_eq!(lost, 10, "{outcome:?}");
+    let counts = ask(40).all_answered();
+    assert_eq!(counts.len(), WORKERS, "{counts:?}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
