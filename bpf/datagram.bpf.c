@@ -14,6 +14,11 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+static __always_inline __u32 waiting_in(__u64 sk)
+{
+	return bytes_in(sk);
+}
+
 /*
  * Finds the flow that has most of a slot's datagrams, if one has: a majority
  * vote (Boyer and Moore). Two CPUs that race cost it a vote.

@@ -93,7 +93,8 @@ static __always_inline void note_use(struct wakeone_home *home, __u32 at, __u32 
 
 /* ---- with what waits in the receive queues read where it is ------------- */
 
-static __always_inline __u32 waiting_in(__u64 sk)
+/* The memory of the datagrams that wait in a socket. */
+static __always_inline __u32 bytes_in(__u64 sk)
 {
 	int bytes = peek(sk + bpf_core_field_offset(struct sock, sk_backlog.rmem_alloc));
 

@@ -21,6 +21,11 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+static __always_inline __u32 waiting_in(__u64 sk)
+{
+	return bytes_in(sk);
+}
+
 /* The IDs by which clients name their connections, and where those are. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

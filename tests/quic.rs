@@ -54,7 +54,7 @@ fn run(ground: &Ground, options: &[&str], server: &[&str]) -> Run {
 /// Clients under way.
 struct Clients(Child);
 
-/// What became of clients: how many each worker answered, and why others failed.
+/// How many clients each worker answered, and why others failed.
 #[derive(Debug, Default)]
 struct Outcome {
     answered: BTreeMap<String, usize>,
