@@ -293,13 +293,41 @@ fn clients_whose_port_a_nat_changes_go_on() {
         &["--stuck-after", PATIENT],
         &["python3", &script, "serve"],
     );
-    slowly("it serves", || {
-        let port = ADDRESS.rsplit(':').next().unwrap_or_default();
-        let one = Clients::start(&["python3", &script, "ask", port, "1", "10", "0"]);
-        one.done().failures.is_empty()
-    });
+    slowly("it serves", || ask_of_aioquic(1).done().failures.is_empty());
     let counts = go_on_behind_a_nat(40);
     assert_eq!(counts.len(), WORKERS, "{counts:?}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+/// Asks by aioquic on so many connections.
+fn ask_of_aioquic(count: usize) -> Clients {
+    let (script, count) = (server("aioquic_work.py"), count.to_string());
+    let port = ADDRESS.rsplit(':').next().unwrap_or_default();
+    Clients::start(&["python3", &script, "ask", port, &count, "10", "0"])
+}
+
+/// As they are, any of the workers gets any packet.
+#[test]
+fn programs_that_were_started_with_one_socket_get_one_each() {
+    let Some(ground) = ground() else { return };
+    let (script, workers) = (server("aioquic_work.py"), WORKERS.to_string());
+    let port = ADDRESS.rsplit(':').next().unwrap_or_default();
+    let words = ["python3", &script, "share", port, &workers];
+    let options = ["--split", "--affinity", "quic", "--stuck-after", PATIENT];
+    let mut run = ground.run(&options, &words);
+    run.line("is split");
+    slowly("each has its own", || {
+        let group = status(&ground, "at-udp-127-0-0-1-4433");
+        let slots = group["slots"].as_array();
+        slots
+            .is_some_and(|slots| slots.iter().filter(|one| one["state"] == "up").count() == WORKERS)
+    });
+    let counts = ask_of_aioquic(40).all_answered();
+    assert!(
+        counts.len() == WORKERS && counts.iter().max() <= Some(&12),
+        "{counts:?}"
+    );
     run.stop();
     assert_nothing_left(&ground);
 }

@@ -1,6 +1,7 @@
 """A server and a client of QUIC by aioquic, whose connection IDs are random.
 
     aioquic_work.py serve                      on the socket that is descriptor 3
+    aioquic_work.py share PORT WORKERS         starts so many of those on one socket, as hypercorn does
     aioquic_work.py ask PORT COUNT BYTES MS    prints for each connection who answered, or `failed: WHY`
 
 The request is one line, `BYTES MS`. The answer is a line with the worker's number of process, and then as many bytes over as
@@ -9,7 +10,9 @@ many milliseconds.
 import asyncio
 import datetime
 import os
+import signal
 import socket
+import subprocess
 import sys
 
 from aioquic.asyncio import QuicConnectionProtocol, connect
@@ -93,8 +96,27 @@ async def ask(port, count, size, ms):
         print(await one)
 
 
+def share(port, workers):
+    own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    own.bind(("127.0.0.1", port))
+    os.dup2(own.fileno(), 3)
+    command = [sys.executable, __file__, "serve"]
+    started = [subprocess.Popen(command, pass_fds=[3]) for _ in range(workers)]
+
+    def end(*_):
+        for one in started:
+            one.terminate()
+
+    signal.signal(signal.SIGTERM, end)
+    for one in started:
+        one.wait()
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         asyncio.run(serve())
+    elif sys.argv[1] == "share":
+        share(*map(int, sys.argv[2:]))
     else:
         asyncio.run(ask(*map(int, sys.argv[2:])))
