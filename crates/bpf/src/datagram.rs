@@ -8,7 +8,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
 use crate::error::{Error, bpf_step};
 use crate::notices::NOTICES;
-use crate::object::{attempt, pin_map, pin_program, prepare, share};
+use crate::object::{attempt, pin_new, pin_program, prepare, share_all};
 use crate::skeletons::datagram::DatagramSkelBuilder;
 
 /// Loads one variant of the program for one address; only then pins it and its maps.
@@ -55,10 +55,7 @@ pub(crate) fn load_program(
         &mut open.maps.homes,
         &mut open.maps.notices,
     ];
-    let mut new = [false; 5];
-    for ((name, map), new) in names.iter().zip(maps).zip(&mut new) {
-        *new = share(map, dir, name)?;
-    }
+    let new = share_all(maps, dir, &names)?;
     let mut loaded = attempt(name, || open.load())?;
     let program = if walk {
         &mut loaded.progs.wakeone_datagram_walk
@@ -73,10 +70,5 @@ pub(crate) fn load_program(
         &mut loaded.maps.homes,
         &mut loaded.maps.notices,
     ];
-    for ((name, map), new) in names.iter().zip(maps).zip(new) {
-        if new {
-            pin_map(map, dir, name)?;
-        }
-    }
-    Ok(())
+    pin_new(maps, dir, &names, new)
 }

@@ -30,6 +30,31 @@ pub(crate) fn share(map: &mut OpenMapMut<'_>, dir: &Path, name: &str) -> Result<
     Ok(false)
 }
 
+/// Does that for several maps, each under its name.
+pub(crate) fn share_all<const N: usize>(
+    maps: [&mut OpenMapMut<'_>; N],
+    dir: &Path,
+    names: &[String; N],
+) -> Result<[bool; N], Error> {
+    let mut new = [false; N];
+    for ((map, name), new) in maps.into_iter().zip(names).zip(&mut new) {
+        *new = share(map, dir, name)?;
+    }
+    Ok(new)
+}
+
+/// Pins those of several maps that are new, each under its name.
+pub(crate) fn pin_new<const N: usize>(
+    maps: [&mut MapMut<'_>; N],
+    dir: &Path,
+    names: &[String; N],
+    new: [bool; N],
+) -> Result<(), Error> {
+    let all = maps.into_iter().zip(names).zip(new);
+    all.filter(|(_, new)| *new)
+        .try_for_each(|((map, name), _)| pin_map(map, dir, name))
+}
+
 /// Pins a map under a name.
 pub(crate) fn pin_map(map: &mut MapMut<'_>, dir: &Path, name: &str) -> Result<(), Error> {
     map.pin(dir.join(name))

@@ -14,7 +14,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::contract::number::HOME_AT;
 use crate::error::{Error, bpf_step, failed};
 use crate::notices::NOTICES;
-use crate::object::{attempt, pin_map, pin_program, prepare, share};
+use crate::object::{attempt, pin_new, pin_program, prepare, share, share_all};
 use crate::skeletons::quic::{OpenQuicSkel, QuicSkelBuilder};
 use crate::table::{MAX_SLOTS, flow_clock};
 
@@ -87,10 +87,7 @@ pub(crate) fn load_program(
         &mut open.maps.offers,
         &mut open.maps.tokens,
     ];
-    let mut new = [false; 8];
-    for ((name, map), new) in names.iter().zip(maps).zip(&mut new) {
-        *new = share(map, dir, name)?;
-    }
+    let new = share_all(maps, dir, &names)?;
     let mut loaded = attempt(name, || open.load())?;
     let program = match walk {
         true => &mut loaded.progs.wakeone_quic_walk,
@@ -107,12 +104,7 @@ pub(crate) fn load_program(
         &mut loaded.maps.offers,
         &mut loaded.maps.tokens,
     ];
-    for ((name, map), new) in names.iter().zip(maps).zip(new) {
-        if new {
-            pin_map(map, dir, name)?;
-        }
-    }
-    Ok(())
+    pin_new(maps, dir, &names, new)
 }
 
 /// Has the IDs of what the processes of a cgroup send learned. That lasts as long as the pins.

@@ -75,9 +75,10 @@ pub fn change_policy(
 ) -> Result<Option<Policy>, PolicyError> {
     let open = open_group(paths, name)?;
     let table = open.table();
+    let affinity = Affinity::of(table);
     let fits = match open.is_one_queue() {
         true => policy.fits_one_queue(),
-        false => match Affinity::of(table) {
+        false => match affinity {
             Some(affinity) => policy.fits_datagrams(affinity),
             None => Ok(()),
         },
@@ -86,7 +87,7 @@ pub fn change_policy(
         name: name.to_owned(),
         why,
     })?;
-    let counts = open.counting() || Affinity::of(table) == Some(Affinity::Quic);
+    let counts = open.counting() || affinity == Some(Affinity::Quic);
     if policy.needs_counts() && !counts {
         return Err(PolicyError::Uncounted {
             name: name.to_owned(),

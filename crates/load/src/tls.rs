@@ -89,7 +89,7 @@ fn trusted() -> Result<RootCertStore, Error> {
 /// One encrypted connection.
 pub(crate) struct Session {
     connection: ClientConnection,
-    /// Why the server takes no more. What it has sent before can still be read.
+    /// Why the server takes no more. The bytes that it sent before can still be read.
     broken: Option<ErrorKind>,
 }
 

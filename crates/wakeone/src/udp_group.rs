@@ -67,6 +67,15 @@ pub struct Options {
     pub runtime_dir: PathBuf,
 }
 
+impl Options {
+    /// The policy of our program, and what it keeps together.
+    fn choice(&self) -> (Policy, Affinity) {
+        let affinity = self.affinity.unwrap_or_default();
+        let policy = self.policy.unwrap_or(Policy::for_datagrams(affinity));
+        (policy, affinity)
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -172,8 +181,7 @@ impl UdpGroup {
         }
         let (steered, steering) = match Steered::start(endpoint, &sockets, options) {
             Ok(steered) => {
-                let affinity = options.affinity.unwrap_or_default();
-                let policy = options.policy.unwrap_or(Policy::for_datagrams(affinity));
+                let (policy, affinity) = options.choice();
                 let steering = Steering {
                     choice: Choice::Program(policy, affinity),
                     why_less: None,
@@ -289,17 +297,12 @@ impl Steered {
         };
         let mut group = SteeredGroup::take(&options.runtime_dir, &name, origin)?;
         let own_cgroup = cgroup::own();
+        let (policy, affinity) = options.choice();
         let plan = Plan {
             cgroup: own_cgroup.as_deref().ok(),
             by_name: options.policy.is_some(),
-            datagrams: Some(options.affinity.unwrap_or_default()),
-            ..Plan::new(
-                &name,
-                &paths,
-                options
-                    .policy
-                    .unwrap_or(Policy::for_datagrams(options.affinity.unwrap_or_default())),
-            )
+            datagrams: Some(affinity),
+            ..Plan::new(&name, &paths, policy)
         };
         let copy = |socket: &OwnedFd| Ok(vec![socket.try_clone()?]);
         let copies: io::Result<Vec<_>> = sockets.iter().map(copy).collect();
