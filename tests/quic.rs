@@ -6,14 +6,11 @@
 mod support;
 
 use rustix::process::Signal;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use support::real::{Started, installed, program};
 use support::steered::{assert_nothing_left, isolated, status, stop_all, sum, wakeone, worker};
@@ -61,22 +58,18 @@ struct Outcome {
     failures: Vec<String>,
 }
 
-/// Has so many clients get so many bytes over some time, and then change their address.
-fn clients(at: &str, count: usize, (bytes, ms): (u64, u32), moves: usize) -> Clients {
-    let ms = (ms * slowness()).to_string();
-    let (count, bytes, moves) = (count.to_string(), bytes.to_string(), moves.to_string());
-    Clients::start(&["quinn_client", at, &count, &bytes, &ms, &moves])
+/// Has so many clients get so many bytes over some time. Further words say what else they do (tests/servers/quinn).
+fn clients(count: usize, (bytes, ms): (u64, u32), words: &[&str]) -> Clients {
+    let child = Command::new("quinn_client")
+        .args([ADDRESS, &count.to_string()])
+        .args([format!("bytes={bytes}"), format!("ms={}", ms * slowness())])
+        .args(words)
+        .stdout(Stdio::piped())
+        .spawn();
+    Clients(child.expect("quinn_client"))
 }
 
 impl Clients {
-    fn start(words: &[&str]) -> Self {
-        let child = Command::new(words[0])
-            .args(&words[1..])
-            .stdout(Stdio::piped())
-            .spawn();
-        Self(child.unwrap_or_else(|error| panic!("{words:?}: {error}")))
-    }
-
     fn done(self) -> Outcome {
         let output = self.0.wait_with_output().expect("quinn_client");
         let mut outcome = Outcome::default();
@@ -98,7 +91,7 @@ impl Clients {
 }
 
 fn ask(count: usize) -> Clients {
-    clients(ADDRESS, count, (100, 0), 0)
+    clients(count, (100, 0), &[])
 }
 
 #[test]
@@ -122,7 +115,7 @@ fn each_connection_goes_to_the_worker_with_the_fewest() {
 fn a_stopped_worker_keeps_its_connections_and_gets_no_new_ones() {
     let Some(ground) = ground() else { return };
     let run = run(&ground, &[], &["quinn_server"]);
-    let downloads = clients(ADDRESS, 20, (100_000, 3_000), 0);
+    let downloads = clients(20, (100_000, 3_000), &[]);
     eventually("all are under way", || {
         sum(&status(&ground, NAME), "active") >= 20
     });
@@ -130,7 +123,8 @@ fn a_stopped_worker_keeps_its_connections_and_gets_no_new_ones() {
     stop_all(stopped);
     eventually("it is seen", || {
         // Packets of nobody reach each worker by chance, and wait at this one.
-        port_to(ADDRESS).send(&[0x40; 40]).expect("send");
+        let stray = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        stray.send_to(&[0x40; 40], ADDRESS).expect("send");
         status(&ground, NAME)["slots"][0]["state"] == "stuck"
     });
     let outcome = ask(40).done();
@@ -157,7 +151,7 @@ fn a_rolling_restart_loses_no_download() {
     let before: Vec<_> = (0..WORKERS)
         .map(|slot| worker(&status(&ground, NAME), slot))
         .collect();
-    let downloads = clients(ADDRESS, 60, (500_000, 8_000), 0);
+    let downloads = clients(60, (500_000, 8_000), &[]);
     slowly("all are under way", || {
         sum(&status(&ground, NAME), "active") >= 60
     });
@@ -179,108 +173,15 @@ fn clients_that_change_their_address_themselves_go_on_where_ids_tell_the_worker(
     let Some(ground) = ground() else { return };
     let options = ["--stuck-after", PATIENT];
     let first = run(&ground, &options, &["quinn_server"]);
-    clients(ADDRESS, 50, (100, 0), 4).all_answered();
+    clients(50, (100, 0), &["moves=4"]).all_answered();
     first.stop();
     // As it is without: the server's own generator.
     let without = ["env", "-u", "WAKEONE_QUIC_ID", "quinn_server"];
     let second = run(&ground, &options, &without);
-    let outcome = clients(ADDRESS, 20, (100, 0), 1).done();
+    let outcome = clients(20, (100, 0), &["moves=1"]).done();
     assert!(!outcome.failures.is_empty(), "{outcome:?}");
     second.stop();
     assert_nothing_left(&ground);
-}
-
-/// A NAT between clients and server, which gives all clients new ports when it is asked to.
-struct Nat {
-    at: String,
-    wanted: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Nat {
-    fn before(server: &str) -> Self {
-        let inside = UdpSocket::bind("127.0.0.1:0").expect("bind");
-        inside.set_nonblocking(true).expect("nonblocking");
-        let at = inside.local_addr().expect("address").to_string();
-        let (wanted, stop) = (
-            Arc::new(AtomicU64::new(0)),
-            Arc::new(AtomicBool::new(false)),
-        );
-        let (its_wanted, its_stop) = (Arc::clone(&wanted), Arc::clone(&stop));
-        let server = server.to_owned();
-        let thread = std::thread::spawn(move || {
-            let mut outside: HashMap<SocketAddr, UdpSocket> = HashMap::new();
-            let (mut bytes, mut given) = ([0; 2048], 0);
-            while !its_stop.load(Relaxed) {
-                let wanted = its_wanted.load(Relaxed);
-                if std::mem::replace(&mut given, wanted) != wanted {
-                    outside.values_mut().for_each(|one| *one = port_to(&server));
-                }
-                let mut idle = true;
-                while let Ok((length, from)) = inside.recv_from(&mut bytes) {
-                    let own = outside.entry(from).or_insert_with(|| port_to(&server));
-                    let _ = own.send(&bytes[..length]);
-                    idle = false;
-                }
-                for (client, own) in &outside {
-                    while let Ok(length) = own.recv(&mut bytes) {
-                        let _ = inside.send_to(&bytes[..length], client);
-                        idle = false;
-                    }
-                }
-                if idle {
-                    std::thread::sleep(Duration::from_micros(200));
-                }
-            }
-        });
-        Self {
-            at,
-            wanted,
-            stop,
-            thread: Some(thread),
-        }
-    }
-
-    fn rebind(&self) {
-        self.wanted.fetch_add(1, Relaxed);
-    }
-}
-
-fn port_to(server: &str) -> UdpSocket {
-    let own = UdpSocket::bind("127.0.0.1:0").expect("bind");
-    own.connect(server).expect("connect");
-    own.set_nonblocking(true).expect("nonblocking");
-    own
-}
-
-impl Drop for Nat {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The port of each of these connections changes once, in the middle of its download. (After a second change aioquic's server
-/// gives some up, also with one worker.)
-fn go_on_behind_a_nat(count: usize) -> Vec<usize> {
-    let nat = Nat::before(ADDRESS);
-    let port = nat.at.rsplit(':').next().unwrap_or_default();
-    let (script, ms) = (server("aioquic_work.py"), (4_000 * slowness()).to_string());
-    let downloads = Clients::start(&[
-        "python3",
-        &script,
-        "ask",
-        port,
-        &count.to_string(),
-        "200000",
-        &ms,
-    ]);
-    std::thread::sleep(Duration::from_secs(2) * slowness());
-    nat.rebind();
-    downloads.all_answered()
 }
 
 #[test]
@@ -288,32 +189,25 @@ fn clients_whose_port_a_nat_changes_go_on() {
     let Some(ground) = ground() else { return };
     let script = server("aioquic_work.py");
     // Its IDs are random.
-    let run = run(
-        &ground,
-        &["--stuck-after", PATIENT],
-        &["python3", &script, "serve"],
-    );
-    slowly("it serves", || ask_of_aioquic(1).done().failures.is_empty());
-    let counts = go_on_behind_a_nat(40);
+    let run = run(&ground, &["--stuck-after", PATIENT], &["python3", &script]);
+    slowly("it serves", || ask(1).done().failures.is_empty());
+    // Each port changes once. (After a second change aioquic's server gives some up, also with one worker.)
+    let counts = clients(40, (200_000, 4_000), &["rebind"]).all_answered();
     assert_eq!(counts.len(), WORKERS, "{counts:?}");
     run.stop();
     assert_nothing_left(&ground);
-}
-
-/// Asks by aioquic on so many connections.
-fn ask_of_aioquic(count: usize) -> Clients {
-    let (script, count) = (server("aioquic_work.py"), count.to_string());
-    let port = ADDRESS.rsplit(':').next().unwrap_or_default();
-    Clients::start(&["python3", &script, "ask", port, &count, "10", "0"])
 }
 
 /// As they are, any of the workers gets any packet.
 #[test]
 fn programs_that_were_started_with_one_socket_get_one_each() {
     let Some(ground) = ground() else { return };
-    let (script, workers) = (server("aioquic_work.py"), WORKERS.to_string());
-    let port = ADDRESS.rsplit(':').next().unwrap_or_default();
-    let words = ["python3", &script, "share", port, &workers];
+    let (share, script, workers) = (
+        server("share_udp.py"),
+        server("aioquic_work.py"),
+        WORKERS.to_string(),
+    );
+    let words = ["python3", &share, ADDRESS, &workers, "python3", &script];
     let options = ["--split", "--affinity", "quic", "--stuck-after", PATIENT];
     let mut run = ground.run(&options, &words);
     run.line("is split");
@@ -323,7 +217,7 @@ fn programs_that_were_started_with_one_socket_get_one_each() {
         slots
             .is_some_and(|slots| slots.iter().filter(|one| one["state"] == "up").count() == WORKERS)
     });
-    let counts = ask_of_aioquic(40).all_answered();
+    let counts = ask(40).all_answered();
     assert!(
         counts.len() == WORKERS && counts.iter().max() <= Some(&12),
         "{counts:?}"
@@ -364,7 +258,7 @@ fn a_server_that_runs_is_attached_to() {
     let Some(ground) = ground() else { return };
     let servers: Vec<Started> = (0..WORKERS).map(|_| with_own_socket()).collect();
     slowly("it serves", || ask(1).done().failures.is_empty());
-    let before = clients(ADDRESS, 8, (100_000, 4_000), 0);
+    let before = clients(8, (100_000, 4_000), &[]);
     std::thread::sleep(Duration::from_millis(500) * slowness());
     let options = ["--affinity", "quic", "--stuck-after", PATIENT];
     let attached = wakeone(&ground, &[&["attach", UDP][..], &options].concat());
@@ -385,7 +279,7 @@ fn a_server_that_runs_is_attached_to() {
 fn a_worker_that_dies_takes_no_other_connections_with_it() {
     let Some(ground) = ground() else { return };
     let run = run(&ground, &["--stuck-after", PATIENT], &["quinn_server"]);
-    let downloads = clients(ADDRESS, 40, (100_000, 3_000), 0);
+    let downloads = clients(40, (100_000, 3_000), &[]);
     eventually("all are under way", || {
         sum(&status(&ground, NAME), "active") >= 40
     });

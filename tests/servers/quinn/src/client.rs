@@ -1,104 +1,63 @@
-//! A client of `quinn_server`. Prints a line for each connection: the worker that answered, or why none did.
+//! A client of QUIC. It prints a line for each connection: the worker that answered, or `failed: WHY`.
 //!
-//!   quinn_client ADDRESS CONNECTIONS BYTES MS MOVES
+//!   quinn_client ADDRESS CONNECTIONS [bytes=N] [ms=N] [moves=N] [rebind] [path=/PATH] [apart=MS]
 //!
-//! Each connection has a socket of its own, and gets `BYTES` over `MS` milliseconds. Then it changes its address `MOVES`
-//! times, as a client that knows it does: with another connection ID (RFC 9000 §9.5). After each change it asks again.
+//! Each connection has a socket of its own, and gets `bytes` over `ms` milliseconds, by the protocol of `quinn_server`.
+//! By `path` it gets that path by HTTP/3 instead, and the worker is the answer's header `worker`.
+//!
+//! After the download a client changes its address `moves` times, as one that knows it does: with another connection
+//! ID (RFC 9000 §9.5). After each change it asks again, and the same worker must answer. With `rebind` all clients are
+//! behind a NAT, which changes their ports once in the middle of the download.
+//!
+//! Connections are opened `apart` milliseconds apart, or at once without it. Without `ms` 64 are open at a time.
 
-use std::net::{SocketAddr, UdpSocket};
+mod nat;
+mod options;
+mod session;
+mod tls;
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ClientConfig, Connection, Endpoint, TransportConfig};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, SignatureScheme};
+use options::Options;
+use quinn::Endpoint;
+use session::{Failed, Session};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// As many connections are opened at a time.
+/// As many connections are open at a time, unless downloads take long.
 const AT_A_TIME: usize = 64;
+/// The server sees a client's address that often, also while the client only receives.
+const KEEP_ALIVE: Duration = Duration::from_millis(200);
 
-/// The server's certificate is its own: anybody's will do.
-#[derive(Debug)]
-struct Anybody;
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        rustls::crypto::ring::default_provider()
-            .signature_verification_algorithms
-            .supported_schemes()
+/// A free port beside the server.
+fn any_port(server: SocketAddr) -> SocketAddr {
+    match server {
+        SocketAddr::V4(_) => (Ipv4Addr::LOCALHOST, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST, 0).into(),
     }
 }
 
-fn config() -> ClientConfig {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .expect("TLS 1.3")
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody))
-        .with_no_client_auth();
-    tls.alpn_protocols = vec![b"work".to_vec()];
-    let tls = QuicClientConfig::try_from(tls).expect("ciphers of QUIC");
-    let mut config = ClientConfig::new(Arc::new(tls));
-    let mut transport = TransportConfig::default();
-    // A path that is lost shows soon.
-    transport.max_idle_timeout(Some(Duration::from_secs(8).try_into().expect("a time")));
-    config.transport_config(Arc::new(transport));
-    config
-}
-
-type Failed = Box<dyn std::error::Error + Send + Sync>;
-
-async fn ask(connection: &Connection, request: &str) -> Result<String, Failed> {
-    let (mut send, mut receive) = connection.open_bi().await?;
-    send.write_all(request.as_bytes()).await?;
-    send.finish()?;
-    let answer = receive.read_to_end(1 << 26).await?;
-    let end = answer.iter().position(|byte| *byte == b'\n').unwrap_or(0);
-    Ok(String::from_utf8_lossy(&answer[..end]).into_owned())
-}
-
-async fn one(to: SocketAddr, request: &str, moves: usize) -> Result<String, Failed> {
-    let own: SocketAddr = if to.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }.parse()?;
+/// Opens one connection, asks, and moves. Returns the worker that answered.
+async fn one(to: SocketAddr, options: &Options) -> Result<String, Failed> {
+    let own = any_port(to);
+    let protocol: &[u8] = if options.path.is_some() {
+        b"h3"
+    } else {
+        b"work"
+    };
+    let keep_alive = (!options.length.is_zero()).then_some(KEEP_ALIVE);
     let mut endpoint = Endpoint::client(own)?;
-    endpoint.set_default_client_config(config());
+    endpoint.set_default_client_config(tls::config(protocol, keep_alive));
     let connection = endpoint.connect(to, "localhost")?.await?;
-    let worker = ask(&connection, request).await?;
-    for number in 0..moves {
+    let mut session = Session::begin(connection.clone(), options.path.as_deref()).await?;
+    let worker = session.ask(options.bytes, options.length).await?;
+    for number in 0..options.moves {
         endpoint.rebind(UdpSocket::bind(own)?)?;
-        let now = ask(&connection, "1 0").await?;
+        let now = session.ask(1, Duration::ZERO).await?;
         if now != worker {
             return Err(format!("move {number} leads from {worker} to {now}").into());
         }
@@ -108,28 +67,39 @@ async fn one(to: SocketAddr, request: &str, moves: usize) -> Result<String, Fail
     Ok(worker)
 }
 
+/// Opens one connection when it is its turn. Returns the line that tells how it went.
+async fn told(number: u32, to: SocketAddr, options: Arc<Options>, room: Arc<Semaphore>) -> String {
+    sleep(options.apart * number).await;
+    let _turn = room.acquire().await;
+    match timeout(PATIENCE + options.length, one(to, &options)).await {
+        Ok(Ok(worker)) => worker,
+        Ok(Err(error)) => format!("failed: {error}"),
+        Err(_) => "failed: too late".to_owned(),
+    }
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let mut arguments = std::env::args().skip(1);
-    let to: SocketAddr = arguments.next().expect("ADDRESS").parse().expect("ADDRESS");
-    let mut number = || -> usize { arguments.next().expect("a number").parse().expect("a number") };
-    let (connections, bytes, ms, moves) = (number(), number(), number(), number());
-    let request: Arc<str> = format!("{bytes} {ms}").into();
-    let room = Arc::new(tokio::sync::Semaphore::new(AT_A_TIME.max(if ms > 0 { connections } else { 0 })));
+    let options = Arc::new(Options::read(std::env::args().skip(1)));
+    let to = if options.rebind {
+        nat::before(options.server, options.middle()).expect("a NAT")
+    } else {
+        options.server
+    };
+    let at_a_time = if options.length.is_zero() {
+        AT_A_TIME
+    } else {
+        options.connections as usize
+    };
+    let room = Arc::new(Semaphore::new(at_a_time));
     let mut all = tokio::task::JoinSet::new();
-    for _ in 0..connections {
-        let (request, room) = (Arc::clone(&request), Arc::clone(&room));
-        all.spawn(async move {
-            let _turn = room.acquire().await;
-            let limit = PATIENCE + Duration::from_millis(ms as u64);
-            match tokio::time::timeout(limit, one(to, &request, moves)).await {
-                Ok(Ok(worker)) => worker,
-                Ok(Err(error)) => format!("failed: {error}"),
-                Err(_) => "failed: too late".to_owned(),
-            }
-        });
+    for number in 0..options.connections {
+        all.spawn(told(number, to, Arc::clone(&options), Arc::clone(&room)));
     }
-    while let Some(told) = all.join_next().await {
-        println!("{}", told.unwrap_or_else(|error| format!("failed: {error}")));
+    while let Some(line) = all.join_next().await {
+        println!(
+            "{}",
+            line.unwrap_or_else(|error| format!("failed: {error}"))
+        );
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{
-    ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, Incoming, RecvStream, SendStream,
-    ServerConfig, TokioRuntime,
+    ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, Incoming, RecvStream,
+    SendStream, ServerConfig, TokioRuntime,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -57,7 +57,8 @@ fn token() -> Option<u16> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
-    let key = rustls::pki_types::PrivateKeyDer::try_from(own.key_pair.serialize_der()).expect("a key");
+    let key =
+        rustls::pki_types::PrivateKeyDer::try_from(own.key_pair.serialize_der()).expect("a key");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut tls = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
