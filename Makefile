@@ -27,7 +27,8 @@ deps: ## Install what the build needs (Debian packages, by apt-get)
 .PHONY: test-deps
 test-deps: ## Install what the tests need too: browser, Redis, node, nginx and other servers
 	@scripts/deps build test
-	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/quinn_server $(VENV)/bin/go_server $(VENV)/bin/node-current
+	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/quinn_server $(VENV)/bin/s2n_server \
+		$(VENV)/bin/go_server $(VENV)/bin/go_quic $(VENV)/bin/node-current
 
 # The system's, where there is one: some tests run servers as a user who may not enter the home of root's own Python.
 PYTHON := $(or $(wildcard /usr/bin/python3),python3)
@@ -47,8 +48,23 @@ $(VENV)/bin/quinn_server: tests/servers/quinn/Cargo.lock $(wildcard tests/server
 	@cargo build --quiet --release --locked --manifest-path tests/servers/quinn/Cargo.toml --target-dir $(VENV)/build
 	@install $(VENV)/build/release/quinn_client $(VENV)/build/release/quinn_server $(@D)
 
+# It needs a newer Rust than the workspace: with an older one the tests leave this server out.
+$(VENV)/bin/s2n_server: tests/servers/s2n/Cargo.toml tests/servers/s2n/Cargo.lock tests/servers/s2n/src/main.rs | $(VENV)/installed
+	@needed=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' $<); own=$$(rustc --version | cut -d ' ' -f 2); \
+	[ "$$(printf '%s\n' "$$needed" "$$own" | sort -V | head -n 1)" = "$$needed" ] || \
+		{ echo "Rust $$own is older than $$needed: s2n_server is left out"; exit 0; }; \
+	cargo build --quiet --release --locked --manifest-path $< --target-dir $(VENV)/build; \
+	install $(VENV)/build/release/s2n_server $@
+
 $(VENV)/bin/go_server: tests/servers/go_own/main.go | $(VENV)/installed
 	@go build -o $@ $<
+
+# It needs a newer Go than Debian 12 has: with an older one the tests leave this server out.
+$(VENV)/bin/go_quic: tests/servers/go_quic/go.mod tests/servers/go_quic/go.sum tests/servers/go_quic/main.go | $(VENV)/installed
+	@needed=$$(sed -n 's/^go //p' $<); own=$$(go env GOVERSION | sed 's/^go//'); \
+	[ "$$(printf '%s\n' "$$needed" "$$own" | sort -V | head -n 1)" = "$$needed" ] || \
+		{ echo "Go $$own is older than $$needed: go_quic is left out"; exit 0; }; \
+	go build -C $(<D) -o $(CURDIR)/$@
 
 # The newest node, beside the distribution's. Debian's package of node has no npm: then the laboratory leaves this server out.
 NODE := 26.12.1
