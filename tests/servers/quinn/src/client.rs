@@ -26,7 +26,7 @@ use session::{Failed, Session};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-/// How long anything may take.
+/// How long each step may take, beside the download's own time.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// As many connections are open at a time, unless downloads take long.
 const AT_A_TIME: usize = 64;
@@ -41,6 +41,18 @@ fn any_port(server: SocketAddr) -> SocketAddr {
     }
 }
 
+/// Waits for one step of a connection, and says which one took too long.
+async fn within<T, E: Into<Failed>>(
+    limit: Duration,
+    step: &str,
+    done: impl Future<Output = Result<T, E>>,
+) -> Result<T, Failed> {
+    match timeout(limit, done).await {
+        Ok(result) => result.map_err(Into::into),
+        Err(_) => Err(format!("too late: {step}").into()),
+    }
+}
+
 /// Opens one connection, asks, and moves. Returns the worker that answered.
 async fn one(to: SocketAddr, options: &Options) -> Result<String, Failed> {
     let own = any_port(to);
@@ -52,18 +64,21 @@ async fn one(to: SocketAddr, options: &Options) -> Result<String, Failed> {
     let keep_alive = (!options.length.is_zero()).then_some(KEEP_ALIVE);
     let mut endpoint = Endpoint::client(own)?;
     endpoint.set_default_client_config(tls::config(protocol, keep_alive));
-    let connection = endpoint.connect(to, "localhost")?.await?;
+    let connection = within(PATIENCE, "handshake", endpoint.connect(to, "localhost")?).await?;
     let mut session = Session::begin(connection.clone(), options.path.as_deref()).await?;
-    let worker = session.ask(options.bytes, options.length).await?;
-    for number in 0..options.moves {
+    let asked = session.ask(options.bytes, options.length);
+    let worker = within(PATIENCE + options.length, "answer", asked).await?;
+    for number in 1..=options.moves {
         endpoint.rebind(UdpSocket::bind(own)?)?;
-        let now = session.ask(1, Duration::ZERO).await?;
+        let step = format!("answer after move {number}");
+        let now = within(PATIENCE, &step, session.ask(1, Duration::ZERO)).await?;
         if now != worker {
             return Err(format!("move {number} leads from {worker} to {now}").into());
         }
     }
     connection.close(0_u8.into(), b"");
-    endpoint.wait_idle().await;
+    // The close is sent in the meantime.
+    let _ = timeout(Duration::from_secs(1), endpoint.wait_idle()).await;
     Ok(worker)
 }
 
@@ -71,11 +86,9 @@ async fn one(to: SocketAddr, options: &Options) -> Result<String, Failed> {
 async fn told(number: u32, to: SocketAddr, options: Arc<Options>, room: Arc<Semaphore>) -> String {
     sleep(options.apart * number).await;
     let _turn = room.acquire().await;
-    match timeout(PATIENCE + options.length, one(to, &options)).await {
-        Ok(Ok(worker)) => worker,
-        Ok(Err(error)) => format!("failed: {error}"),
-        Err(_) => "failed: too late".to_owned(),
-    }
+    one(to, &options)
+        .await
+        .unwrap_or_else(|error| format!("failed: {error}"))
 }
 
 #[tokio::main(flavor = "current_thread")]
