@@ -2,21 +2,22 @@
 //!
 //! These tests need root and `quinn_server`, which `make test-deps` builds. Otherwise they are skipped, with a message.
 
+#[path = "support/quic.rs"]
+mod clients;
 #[path = "support/mod.rs"]
 mod support;
 
+use clients::{ADDRESS, Clients, clients};
+
 use rustix::process::Signal;
-use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use support::real::{Started, installed, program};
 use support::steered::{assert_nothing_left, isolated, status, stop_all, sum, wakeone, worker};
-use support::{Ground, Run, eventually, server, signal, slowly, slowness};
+use support::{Ground, Run, app, eventually, signal, slowly, slowness};
 
-const ADDRESS: &str = "127.0.0.1:4433";
 const UDP: &str = "udp://127.0.0.1:4433";
 const NAME: &str = "quic";
 const WORKERS: usize = 4;
@@ -48,48 +49,7 @@ fn run(ground: &Ground, options: &[&str], server: &[&str]) -> Run {
     run
 }
 
-/// Clients under way.
-struct Clients(Child);
-
-/// How many clients each worker answered, and why others failed.
-#[derive(Debug, Default)]
-struct Outcome {
-    answered: BTreeMap<String, usize>,
-    failures: Vec<String>,
-}
-
-/// Has so many clients get so many bytes over some time. Further words say what else they do (tests/servers/quinn).
-fn clients(count: usize, (bytes, ms): (u64, u32), words: &[&str]) -> Clients {
-    let child = Command::new("quinn_client")
-        .args([ADDRESS, &count.to_string()])
-        .args([format!("bytes={bytes}"), format!("ms={}", ms * slowness())])
-        .args(words)
-        .stdout(Stdio::piped())
-        .spawn();
-    Clients(child.expect("quinn_client"))
-}
-
-impl Clients {
-    fn done(self) -> Outcome {
-        let output = self.0.wait_with_output().expect("quinn_client");
-        let mut outcome = Outcome::default();
-        for line in String::from_utf8_lossy(&output.stdout).lines() {
-            match line.strip_prefix("failed: ") {
-                Some(why) => outcome.failures.push(why.to_owned()),
-                None => *outcome.answered.entry(line.to_owned()).or_default() += 1,
-            }
-        }
-        outcome
-    }
-
-    /// Nobody failed. Returns how many connections each worker had.
-    fn all_answered(self) -> Vec<usize> {
-        let outcome = self.done();
-        assert!(outcome.failures.is_empty(), "{outcome:?}");
-        outcome.answered.into_values().collect()
-    }
-}
-
+/// Has so many clients ask for little.
 fn ask(count: usize) -> Clients {
     clients(count, (100, 0), &[])
 }
@@ -187,9 +147,9 @@ fn clients_that_change_their_address_themselves_go_on_where_ids_tell_the_worker(
 #[test]
 fn clients_whose_port_a_nat_changes_go_on() {
     let Some(ground) = ground() else { return };
-    let script = server("aioquic_work.py");
     // Its IDs are random.
-    let run = run(&ground, &["--stuck-after", PATIENT], &["python3", &script]);
+    let words = ["python3", &app("quic.py"), "serve", "{fd}"];
+    let run = run(&ground, &["--stuck-after", PATIENT], &words);
     slowly("it serves", || ask(1).done().failures.is_empty());
     // Each port changes once. (After a second change aioquic's server gives some up, also with one worker.)
     let counts = clients(40, (200_000, 4_000), &["rebind"]).all_answered();
@@ -198,16 +158,33 @@ fn clients_whose_port_a_nat_changes_go_on() {
     assert_nothing_left(&ground);
 }
 
+/// As quinn's: their IDs carry the worker's number, so that clients that change their address by themselves go on.
+#[test]
+fn other_servers_tell_their_worker_too() {
+    let Some(ground) = ground() else { return };
+    for server in ["s2n_server", "go_quic"] {
+        if !installed(server) {
+            eprintln!("skipped: {server} is not installed");
+            continue;
+        }
+        let run = run(&ground, &["--stuck-after", PATIENT], &[server]);
+        slowly("it serves", || ask(1).done().failures.is_empty());
+        clients(40, (200_000, 3_000), &["rebind"]).all_answered();
+        let counts = clients(40, (100, 0), &["moves=4"]).all_answered();
+        assert_eq!(counts.len(), WORKERS, "{server}: {counts:?}");
+        run.stop();
+        assert_nothing_left(&ground);
+    }
+}
+
 /// As they are, any of the workers gets any packet.
 #[test]
 fn programs_that_were_started_with_one_socket_get_one_each() {
     let Some(ground) = ground() else { return };
-    let (share, script, workers) = (
-        server("share_udp.py"),
-        server("aioquic_work.py"),
-        WORKERS.to_string(),
-    );
-    let words = ["python3", &share, ADDRESS, &workers, "python3", &script];
+    let (each, own, workers) = (app("each.py"), app("quic.py"), WORKERS.to_string());
+    let (host, port) = ADDRESS.split_once(':').expect("an address");
+    let share = ["python3", &each, host, port, &workers, "udp-shared"];
+    let words = [&share[..], &["python3", &own, "serve", "{fd}"]].concat();
     let options = ["--split", "--affinity", "quic", "--stuck-after", PATIENT];
     let mut run = ground.run(&options, &words);
     run.line("is split");

@@ -37,6 +37,11 @@ pub fn server(name: &str) -> String {
     format!("{}/../../tests/servers/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Returns the path of a program that the laboratory starts servers with.
+pub fn app(name: &str) -> String {
+    format!("{}/../lab/src/apps/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
 /// Copies a program that a test then starts.
 ///
 /// `cp` has it open for writing, not this process: a child that another thread starts meanwhile would keep it open until

@@ -1,10 +1,12 @@
 //! The kernel's own statistics of BPF programs: how often each has run and how long that took.
 
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libbpf_rs::libbpf_sys;
+use libbpf_rs::query::ProgInfoIter;
 
 use crate::skeletons::dispatch::types::sk_reuseport_md;
 
@@ -62,6 +64,26 @@ impl Runs {
             ns: info.run_time_ns,
         })
     }
+}
+
+/// The programs that are loaded whose names begin like this, by the number that the kernel gives to each.
+///
+/// # Errors
+/// EPERM without CAP_SYS_ADMIN.
+pub fn named(prefix: &str) -> io::Result<BTreeMap<u32, (String, Runs)>> {
+    // It says nothing where it may not look: the first step asks the kernel.
+    drop(RunStats::enable()?);
+    let all = ProgInfoIter::default().map(|one| {
+        let name = one.name.to_string_lossy().into_owned();
+        let runs = Runs {
+            count: one.run_cnt,
+            ns: one.run_time_ns,
+        };
+        (one.id, (name, runs))
+    });
+    Ok(all
+        .filter(|(_, (name, _))| name.starts_with(prefix))
+        .collect())
 }
 
 /// A program to compare a group's own one with.

@@ -41,6 +41,9 @@ const ALL: &[(&str, &str)] = apps![
     "sessions.py",
     "quic.py",
     "dns.py",
+    // Starts a server of HTTP/3, and what nginx serves then.
+    "h3.sh",
+    "h3.conf",
     // Configurations, and what answers the requests there.
     "apache.conf",
     "apache.lua",

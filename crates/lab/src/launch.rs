@@ -75,9 +75,6 @@ pub enum Counted {
     Nowhere,
 }
 
-/// Gives each reader of a socket that they share a queue of its own.
-const SPLIT: &str = "wakeone run --split --";
-
 impl Launch {
     /// A server that is one of our commands.
     pub fn ours(what: String, line: String) -> Self {
@@ -95,10 +92,11 @@ impl Launch {
         }
     }
 
-    /// The same server under `wakeone run --split`.
-    pub fn split(self) -> Self {
+    /// The same server under `wakeone run --split` with these options: each reader of a socket that they share gets a queue
+    /// of its own.
+    pub fn split(self, options: &str) -> Self {
         Self {
-            line: format!("{SPLIT} {}", self.line),
+            line: format!("wakeone run --split {options} -- {}", self.line),
             ..self
         }
     }

@@ -1,4 +1,6 @@
-// A server of QUIC by quic-go. Its socket is descriptor 3.
+// A server of QUIC by quic-go. Its socket is descriptor 3, or the one that is named:
+//
+//	go_quic [DESCRIPTOR]
 //
 // The request is one line, `BYTES MS`. The answer is a line with the worker's number of process, and then as many bytes
 // over as many milliseconds.
@@ -92,7 +94,13 @@ func serve(connection *quic.Conn) {
 }
 
 func run() error {
-	socket, err := net.FilePacketConn(os.NewFile(3, "socket"))
+	descriptor := 3
+	if len(os.Args) > 1 {
+		if _, err := fmt.Sscan(os.Args[1], &descriptor); err != nil {
+			return err
+		}
+	}
+	socket, err := net.FilePacketConn(os.NewFile(uintptr(descriptor), "socket"))
 	if err != nil {
 		return err
 	}

@@ -1,8 +1,8 @@
-"""each.py HOST PORT WORKERS tcp|udp COMMAND...: starts a server that is one worker, WORKERS times, a socket each.
+"""each.py HOST PORT WORKERS tcp|udp|udp-shared COMMAND...: starts a server that is one worker, WORKERS times.
 
-Where the command has {fd}, each worker inherits a bound SO_REUSEPORT socket, on which it calls listen() itself. SIGHUP
-replaces all of them: the new ones start, and when their sockets are there, the old ones get SIGTERM. A worker that ends of its
-own accord is reported, and not started again.
+Each has a socket of its own; with udp-shared all have the same. Where the command has {fd}, each worker inherits a bound
+SO_REUSEPORT socket, on which it calls listen() itself. SIGHUP replaces all of them: the new ones start, and when their sockets
+are there, the old ones get SIGTERM. A worker that ends of its own accord is reported, and not started again.
 """
 
 import os
@@ -13,11 +13,15 @@ import time
 
 host, port, wanted, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 command = sys.argv[5:]
+kind, _, shares = kind.partition("-")
 workers = set()
+shared = []
 
 
 def bound():
     """Returns a socket for one worker, which does not listen yet."""
+    if shared:
+        return shared[0]
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if kind == "tcp":
@@ -25,6 +29,8 @@ def bound():
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.bind((host, port))
     made.set_inheritable(True)
+    if shares:
+        shared.append(made)
     return made
 
 
@@ -36,7 +42,7 @@ def start():
     if pid == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execvp(words[0], words)
-    if inherited:
+    if inherited and not shares:
         inherited.close()
     workers.add(pid)
 
@@ -92,7 +98,7 @@ signals = [signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD]
 signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 for _ in range(wanted):
     start()
-wait_for(wanted)
+wait_for(1 if shares else wanted)
 print("started", flush=True)
 while True:
     came = signal.sigwait(signals)

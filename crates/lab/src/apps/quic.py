@@ -1,7 +1,8 @@
 """A QUIC server and its clients, by aioquic.
 
-quic.py serve HOST PORT|FD: one worker on a SO_REUSEPORT socket of its own, or on an inherited one. It blocks its loop for as
-many µs as a request says.
+quic.py serve HOST PORT|FD: one worker on a SO_REUSEPORT socket of its own, or on an inherited one. It answers with its process
+id. A request of one number has it block its loop for so many µs first. To one of two, BYTES MS, it sends as many bytes more, over
+as many milliseconds.
 quic.py ask HOST PORT SECONDS SEED SITUATION: requests over 24 kept connections (`kept`, `stuck`), or over new ones
 (`steady`, `restart`). A connection that breaks is opened anew. Prints the result as one line of JSON.
 """
@@ -28,13 +29,31 @@ RATE_KEPT, RATE_NEW = 60, 12
 
 
 class Answering(QuicConnectionProtocol):
-    """Answers each stream with the process id."""
+    """Answers each stream."""
 
     def quic_event_received(self, event):
-        if isinstance(event, StreamDataReceived) and event.end_stream:
-            time.sleep(int(event.data) / 1e6)
-            self._quic.send_stream_data(event.stream_id, str(os.getpid()).encode(), end_stream=True)
-            self.transmit()
+        if not isinstance(event, StreamDataReceived) or not event.end_stream:
+            return
+        first, *more = map(int, event.data.split())
+        if more:
+            asyncio.ensure_future(self.send_over(event.stream_id, first, more[0]))
+            return
+        time.sleep(first / 1e6)
+        self.send(event.stream_id, str(os.getpid()).encode(), end_stream=True)
+
+    def send(self, stream, text, end_stream=False):
+        """Sends at once."""
+        self._quic.send_stream_data(stream, text, end_stream=end_stream)
+        self.transmit()
+
+    async def send_over(self, stream, size, ms):
+        """Answers with so many bytes over so many milliseconds."""
+        self.send(stream, f"{os.getpid()}\n".encode())
+        parts = max(1, ms // 100)
+        for part in range(parts):
+            self.send(stream, b"a" * (size * (part + 1) // parts - size * part // parts))
+            await asyncio.sleep(0.1 if ms else 0)
+        self.send(stream, b"", end_stream=True)
 
 
 def certificate():

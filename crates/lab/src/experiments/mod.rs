@@ -8,6 +8,7 @@ mod cycle;
 mod doctor;
 mod harm;
 mod herd;
+mod quic;
 mod reopen;
 pub mod simulated;
 pub mod simulator;
@@ -53,7 +54,7 @@ pub static PINNED: Data = data!("pinned");
 
 /// All experiments, in the best order to read them.
 pub fn all() -> &'static [&'static dyn Experiment] {
-    static ALL: [&dyn Experiment; 23] = [
+    static ALL: [&dyn Experiment; 24] = [
         &herd::Herd,
         &throughput::Throughput,
         &accept_lock::AcceptLock,
@@ -72,6 +73,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &REFERENCE,
         &udp_readers::UdpReaders,
         &udp_locks::UdpLocks,
+        &quic::Quic,
         &reopen::Reopen,
         &cost::Cost,
         &theory::Theory,

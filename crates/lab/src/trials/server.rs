@@ -89,6 +89,8 @@ pub struct Server {
     more: String,
     /// Options of `wakeone run` that its worker needs.
     run_options: String,
+    /// Options of `wakeone run` and `wakeone attach` for its kind of traffic.
+    steer_options: String,
     /// It is nginx, with this configuration.
     nginx: Option<Nginx>,
     /// The files in its directory, of [`apps`].
@@ -325,14 +327,18 @@ impl Server {
         if self.is_one_queue() && self.how != How::AsItIs {
             launch.steered_workers = workers;
         }
+        let own = self.steer_options.split_whitespace();
+        let options: Vec<&'static str> = own.chain(options.iter().copied()).collect();
         match self.how {
             How::AsItIs => {}
-            How::Attach | How::PlainAttach => launch.attach = Some(options.to_vec()),
+            How::Attach | How::PlainAttach => launch.attach = Some(options),
             How::RunCommand | How::PlainRunCommand => launch = launch.run_command(),
-            How::AttachRescue => launch.attach = Some([&["--rescue"], options].concat()),
+            How::AttachRescue => launch.attach = Some([&["--rescue"], &options[..]].concat()),
             How::Run => {
                 let (scheme, run) = (&self.scheme, &self.run);
-                let options = [&[self.run_options.as_str()], options].concat().join(" ");
+                let options = [&[self.run_options.as_str()], &options[..]]
+                    .concat()
+                    .join(" ");
                 launch.line =
                     format!("wakeone run -w {{workers}} {options} -l {scheme}{{address}} -- {run}");
                 launch.ready.line = "ready:";
@@ -340,7 +346,7 @@ impl Server {
                 launch.ready.workers = 0;
             }
             How::Split => {
-                launch = launch.split();
+                launch = launch.split(&self.steer_options);
                 // A server over UDP is never said to be ready: a receiver is seen only once it receives.
                 if !self.scheme.is_empty() {
                     launch.ready.said = Some(("is split", 1));

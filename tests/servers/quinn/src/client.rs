@@ -3,7 +3,7 @@
 //!   quinn_client ADDRESS CONNECTIONS [bytes=N] [ms=N] [moves=N] [rebind] [path=/PATH] [apart=MS]
 //!
 //! Each connection has a socket of its own, and gets `bytes` over `ms` milliseconds, by the protocol of `quinn_server`.
-//! By `path` it gets that path by HTTP/3 instead, and the worker is the answer's header `worker`.
+//! By `path` it gets that path by HTTP/3 instead, and the worker is the answer's header `x-worker`.
 //!
 //! After the download a client changes its address `moves` times, as one that knows it does: with another connection
 //! ID (RFC 9000 §9.5). After each change it asks again, and the same worker must answer. With `rebind` all clients are

@@ -1,4 +1,6 @@
-//! A server of QUIC by quinn, whose workers get their socket as descriptor 3.
+//! A server of QUIC by quinn, whose workers get their socket as descriptor 3, or as the one that is named:
+//!
+//!   quinn_server [DESCRIPTOR]
 //!
 //! The request is one line, `BYTES MS`. The answer is a line with the worker's number of process, and then as many bytes
 //! over as many milliseconds.
@@ -73,8 +75,9 @@ async fn main() {
     if let Some(token) = token() {
         config.cid_generator(move || Box::new(WithToken(token)));
     }
-    // SAFETY: descriptor 3 is the socket that this process was given, and nobody else uses it.
-    let socket = unsafe { UdpSocket::from_raw_fd(3) };
+    let descriptor = std::env::args().nth(1).map_or(3, |word| word.parse().expect("DESCRIPTOR"));
+    // SAFETY: it is the socket that this process was given, and nobody else uses it.
+    let socket = unsafe { UdpSocket::from_raw_fd(descriptor) };
     let endpoint =
         Endpoint::new(config, Some(server), socket, Arc::new(TokioRuntime)).expect("an endpoint");
     let mut end = signal(SignalKind::terminate()).expect("SIGTERM");

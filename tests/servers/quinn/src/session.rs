@@ -69,7 +69,7 @@ async fn get(sender: &mut SendRequest<OpenStreams, Bytes>, uri: &str) -> Result<
     }
     let worker = answer
         .headers()
-        .get("worker")
+        .get("x-worker")
         .ok_or("an answer without the header worker")?;
     Ok(worker.to_str()?.to_owned())
 }

@@ -1,4 +1,6 @@
-//! A server of QUIC by s2n-quic. Its socket is descriptor 3.
+//! A server of QUIC by s2n-quic. Its socket is descriptor 3, or the one that is named:
+//!
+//!   s2n_server [DESCRIPTOR]
 //!
 //! The request is one line, `BYTES MS`. The answer is a line with the worker's number of process, and then as many bytes
 //! over as many milliseconds.
@@ -60,8 +62,9 @@ fn tls() -> Result<rustls::Server, Failed> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failed> {
-    // SAFETY: descriptor 3 is the socket that this process was given, and nobody else uses it.
-    let socket = unsafe { UdpSocket::from_raw_fd(3) };
+    let descriptor = std::env::args().nth(1).map_or(Ok(3), |word| word.parse())?;
+    // SAFETY: it is the socket that this process was given, and nobody else uses it.
+    let socket = unsafe { UdpSocket::from_raw_fd(descriptor) };
     let mut server = Server::builder()
         .with_tls(tls()?)?
         .with_io(Builder::default().with_rx_socket(socket)?.build()?)?
