@@ -83,12 +83,13 @@ static __always_inline void count_selected(__u32 slot)
 		WAKEONE_WRITE(s->gone, 0);
 }
 
-/* Counts a way out. The usual one, SELECTED, has no counter of its own: it is
- * the sum of the slots' `selected` less the other ways out that chose a slot. A
- * word that every connection writes would travel between the CPUs with each. */
+/* Counts a way out. The usual one, SELECTED, and for QUIC BY_ID, has no counter of
+ * its own: it is the sum of the slots' `selected` less the other ways out that
+ * chose a slot. A word that every connection writes would travel between the CPUs
+ * with each. */
 static __always_inline int leave(enum wakeone_exit why, int verdict)
 {
-	if (why != WAKEONE_EXIT_SELECTED)
+	if (why != WAKEONE_EXIT_SELECTED && why != WAKEONE_EXIT_BY_ID)
 		ADD(table.exits[why], 1);
 	return verdict;
 }

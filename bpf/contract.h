@@ -16,7 +16,7 @@
 #include <asm/types.h>
 #endif
 
-#define WAKEONE_CONTRACT 7
+#define WAKEONE_CONTRACT 8
 /* The simulator compiles the policies once more, with room for more slots. */
 #ifndef WAKEONE_SLOT_BITS
 #define WAKEONE_SLOT_BITS 8
@@ -128,7 +128,12 @@ enum wakeone_exit {
 	/* A packet of QUIC for a connection that nobody has: its worker tells the
 	 * client so, by a stateless reset. */
 	WAKEONE_EXIT_STRAY = 11,
-	WAKEONE_EXITS = 12,
+	/* A packet of QUIC went by the connection of its ID, by the token in its ID, or
+	 * by its flow. One that begins a connection is SELECTED. */
+	WAKEONE_EXIT_BY_ID = 12,
+	WAKEONE_EXIT_BY_TOKEN = 13,
+	WAKEONE_EXIT_BY_FLOW = 14,
+	WAKEONE_EXITS = 15,
 };
 
 /* Where the datagrams of a flow go. Flows whose hashes have the same last bits
@@ -264,7 +269,6 @@ struct wakeone_table {
 	 * none. A short header does not tell the length of its ID. */
 	__u32 quic_lengths;
 	__u32 reserved1;
-	__u64 reserved2[3];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 	/* Queue lengths by address, if there are several addresses. A slot's

@@ -224,6 +224,8 @@ static __always_inline int begin(struct sk_reuseport_md *md, const struct wakeon
 	offer.at = place_of(slot) + 1;
 	bpf_map_update_elem(&offers, &p->id, &offer, BPF_ANY);
 	note_flow(home, offer.at, now);
+	if (why == WAKEONE_EXIT_SELECTED)
+		ADD(table.exits[WAKEONE_EXIT_SELECTED], 1);
 	return send_to(slot, why);
 }
 
@@ -241,12 +243,13 @@ static __always_inline int by_flow(struct sk_reuseport_md *md, const struct wake
 		return stray(md);
 	learn_from_flow(p, home, at, now);
 	note_use(home, at, now);
-	return send_to(slot_of(at), WAKEONE_EXIT_SELECTED);
+	return send_to(slot_of(at), WAKEONE_EXIT_BY_FLOW);
 }
 
 static __always_inline int choose(struct sk_reuseport_md *md, bool walk)
 {
 	__u32 key = md->hash % WAKEONE_HOMES, now = flow_clock(), at = 0;
+	enum wakeone_exit why = WAKEONE_EXIT_BY_ID;
 	struct wakeone_home *home = bpf_map_lookup_elem(&homes, &key);
 	struct wakeone_quic_packet p = {};
 
@@ -255,11 +258,13 @@ static __always_inline int choose(struct sk_reuseport_md *md, bool walk)
 	read_packet(md, &p);
 	if (p.is_whole)
 		at = p.is_long ? by_id(&p.id, now) : by_short_id(&p, now);
-	if (!at && p.is_whole)
+	if (!at && p.is_whole) {
 		at = by_token(&p);
+		why = WAKEONE_EXIT_BY_TOKEN;
+	}
 	if (at && go_on(md, at)) {
 		note_flow(home, at, now);
-		return send_to(slot_of(at), WAKEONE_EXIT_SELECTED);
+		return send_to(slot_of(at), why);
 	}
 	if (!p.begins)
 		return by_flow(md, &p, home, now);

@@ -55,8 +55,14 @@ pub const EXITS: [&str; number::EXITS as usize] = {
     names[number::EXIT_BAD_TAG as usize] = "bad_tag";
     names[number::EXIT_BY_HASH as usize] = "by_hash";
     names[number::EXIT_STRAY as usize] = "stray";
+    names[number::EXIT_BY_ID as usize] = "by_id";
+    names[number::EXIT_BY_TOKEN as usize] = "by_token";
+    names[number::EXIT_BY_FLOW as usize] = "by_flow";
     names
 };
+
+/// Ways out of the program for QUIC that chose a slot. They are not unusual.
+const OF_QUIC: [u32; 2] = [number::EXIT_BY_TOKEN, number::EXIT_BY_FLOW];
 
 /// A mapped table. All access is atomic: the kernel writes it at the same time.
 #[derive(Debug)]
@@ -255,10 +261,14 @@ impl Table {
         atomic!(AtomicU64, (*self.at()).drift_mended)
     }
 
-    /// The counters of the ways out, in the order of [`EXITS`]. The first one is computed: the selections of all slots
-    /// minus the migrated, the retried and the stray.
+    /// The counters of the ways out, in the order of [`EXITS`]. The usual one is computed: the selections of all slots
+    /// minus those of the other ways.
     pub fn exits(&self) -> [u64; EXITS.len()] {
         let mut exits = std::array::from_fn(|i| self.exit(i));
+        let usual = match self.flags().load(Ordering::Relaxed) & QUIC {
+            0 => number::EXIT_SELECTED,
+            _ => number::EXIT_BY_ID,
+        };
         let chosen: u64 = (0..MAX_SLOTS)
             .map(|slot| self.slot(slot).selected().load(Ordering::Relaxed))
             .sum();
@@ -266,15 +276,19 @@ impl Table {
             number::EXIT_MIGRATED,
             number::EXIT_RETRIED,
             number::EXIT_STRAY,
+            number::EXIT_SELECTED,
         ];
-        let otherwise: u64 = otherwise.iter().map(|exit| exits[*exit as usize]).sum();
-        exits[0] = chosen.saturating_sub(otherwise);
+        let otherwise = otherwise.iter().chain(&OF_QUIC);
+        let otherwise: u64 = otherwise.map(|exit| exits[*exit as usize]).sum();
+        exits[usual as usize] = chosen.saturating_sub(otherwise);
         exits
     }
 
-    /// The sum of those counters but the first. They count what did not go the usual way.
+    /// The sum of those counters but the first and those of QUIC. They count what did not go the usual way.
     pub fn unusual_exits(&self) -> u64 {
-        (1..EXITS.len()).map(|i| self.exit(i)).sum()
+        let all = 1..EXITS.len();
+        let unusual = all.filter(|i| OF_QUIC.iter().all(|exit| *exit as usize != *i));
+        unusual.map(|i| self.exit(i)).sum()
     }
 
     fn exit(&self, i: usize) -> u64 {

@@ -197,6 +197,9 @@ fn a_connection_stays_with_its_worker_from_whatever_address() {
         assert_eq!(counts, (0..4).map(|at| (at, 10)).collect(), "{address}");
         assert!(all.iter().all(|one| scene.is_kept(one)), "{address}");
         assert_eq!(exit(&dispatcher, "stray"), 0);
+        // Each connection began once, and went on by its ID.
+        assert_eq!(exit(&dispatcher, "selected"), 40);
+        assert!(exit(&dispatcher, "by_id") >= 40);
         scene.end(dispatcher);
     }
 }
@@ -369,6 +372,7 @@ fn a_token_leads_to_its_worker_where_the_server_uses_it() {
         }
     }
     assert_eq!(exit(&dispatcher, "stray"), 1);
+    assert_eq!(exit(&dispatcher, "by_token"), 8);
     // A worker that starts beside another has one of its own from the start.
     scene.more();
     dispatcher
