@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long, value_name = "PID", conflicts_with = "netns")]
     pid: Option<u32>,
 
-    /// Use /proc and sock_diag only, no tracepoints
+    /// Use /proc and sock_diag only, no tracepoints, and look at no datagrams
     #[arg(long)]
     no_tracing: bool,
 
@@ -71,6 +71,8 @@ struct Report<'a> {
     accept_model: String,
     model: &'a wakeone_model::accept::AcceptModel,
     healthy: bool,
+    /// Whether the datagrams that came are QUIC's; `None` where none was looked at.
+    is_quic: Option<bool>,
     findings: &'a [Finding],
     totals: Totals,
     workers: Vec<Row>,
@@ -136,6 +138,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .map(|mut watch| {
             let group = steering::group_of(&groups, &watch);
             watch.steered = group.map(|_| true);
+            watch.affinity = group.and_then(|group| Some(group.affinity?.to_string()));
             watch.heavy_flows = group.and_then(|group| group.heavy_flows).unwrap_or(0);
             let orphans = group.map_or_else(Vec::new, |group| group.find_orphans(&paths));
             watch.orphans = orphans.iter().map(|orphan| orphan.pid).collect();
@@ -241,6 +244,7 @@ fn json(judged: &[Judged]) -> anyhow::Result<String> {
                 accept_model: watch.model.name(),
                 model: &watch.model,
                 healthy: findings.is_empty() && text::told(watch),
+                is_quic: watch.is_quic(),
                 findings,
                 totals: watch.totals(),
                 workers: watch.rows(),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::accept::AcceptModel;
 use crate::listener::{Listener, Protocol, Ungrouped};
+use crate::quic::Datagrams;
 use crate::waits::Waits;
 
 /// One worker at one moment.
@@ -164,6 +165,9 @@ pub struct Sampled {
     /// How long requests were unread in connections that had been accepted, where that was [`SHORT_WAIT_US`] or more.
     #[serde(default)]
     pub unread: Waits,
+    /// The datagrams to a UDP socket, as far as they were looked at.
+    #[serde(default)]
+    pub datagrams: Datagrams,
 }
 
 /// Which view figures are from.
@@ -204,6 +208,12 @@ pub struct Watch {
     pub reuseport: Option<bool>,
     /// A program chooses the socket; `None` where that is not known.
     pub steered: Option<bool>,
+    /// Whether a program, whoever set it, chooses among several sockets of UDP; `None` where that is not known.
+    #[serde(default)]
+    pub has_program: Option<bool>,
+    /// How we keep datagrams together, where we steer: `flow`, `quic` or `none`.
+    #[serde(default)]
+    pub affinity: Option<String>,
     /// Flows of UDP that have more datagrams than their worker can read while others are idle, as our agent sees them.
     #[serde(default)]
     pub heavy_flows: u32,

@@ -5,6 +5,7 @@
 
 mod case;
 mod queues;
+mod quic;
 mod sockets;
 mod spread;
 mod workers;
@@ -33,7 +34,7 @@ pub struct Finding {
 /// Returns all problems of the watched server; none: healthy.
 pub fn judge(watch: &Watch) -> Vec<Finding> {
     let case = Case::of(watch);
-    let rules: [fn(&Case<'_>) -> Option<Finding>; 20] = [
+    let rules: [fn(&Case<'_>) -> Option<Finding>; 21] = [
         workers::stopped,
         workers::blocking,
         workers::spins,
@@ -54,6 +55,7 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
         sockets::descriptors,
         sockets::heavy_flow,
         sockets::orphan,
+        quic::scattered,
     ];
     let mut found: Vec<Finding> = rules.iter().filter_map(|rule| rule(&case)).collect();
     // Whatever the workers seem to do: where connections wait long, something is wrong.
@@ -100,11 +102,12 @@ impl Finding {
     }
 }
 
-/// Says what is no problem and worth knowing, a sentence each. The figures of some servers leave something out, and idle workers
-/// may have unequal shares of the connections.
+/// Says what is no problem and worth knowing, a sentence each. The figures of some servers leave something out, idle workers may have
+/// unequal shares of the connections, and those of QUIC may break at times.
 pub fn notes(watch: &Watch) -> Vec<String> {
     let uneven = spread::uneven_and_idle(&Case::of(watch));
-    blind_spot(watch).into_iter().chain(uneven).collect()
+    let notes = blind_spot(watch).into_iter().chain(uneven);
+    notes.chain(quic::note(watch)).collect()
 }
 
 fn blind_spot(watch: &Watch) -> Option<String> {

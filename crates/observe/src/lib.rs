@@ -1,9 +1,10 @@
 //! Observes running servers without touching them: the processes that listen, how they accept, and the fate of
 //! connections.
 //!
-//! Everything is read from sock_diag and /proc, and from tracepoints if they are allowed. Nothing is stopped, no
+//! Everything is read from sock_diag and /proc, and from tracepoints and packet sockets if they are allowed. Nothing is stopped, no
 //! descriptor's flags are changed, and a descriptor that must be duplicated is closed at once.
 
+mod contents;
 pub mod find;
 mod grouping;
 mod queued;

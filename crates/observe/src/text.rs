@@ -111,6 +111,9 @@ fn totals(watch: &Watch) -> Vec<String> {
             }
         )
     }];
+    if watch.is_quic() == Some(true) {
+        parts.push("packets of QUIC".into());
+    }
     if let Some(woken) = totals.wakeups_per_connection {
         parts.push(format!("{woken:.2} wake-ups each"));
     }

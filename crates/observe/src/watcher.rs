@@ -25,6 +25,7 @@ use wakeone_model::snapshot::{
 };
 use wakeone_model::waits::Waits;
 
+use crate::contents::{self, Contents};
 use crate::queued::Queued;
 use crate::unread::Unread;
 use crate::{Error, Found, grouping};
@@ -73,6 +74,8 @@ pub struct Watcher {
     awaited: HashSet<u64>,
     keeps: BTreeMap<u64, u32>,
     probe: Option<Probe>,
+    /// The datagrams that come; `None`: they are not looked at.
+    contents: Option<Contents>,
     view: View,
     first: Snapshot,
     sampled: Sampled,
@@ -171,6 +174,7 @@ impl Watcher {
             awaited: HashSet::new(),
             keeps: BTreeMap::new(),
             probe,
+            contents: None,
             view,
             first: Snapshot {
                 at_ns: schedule::monotonic_ns(),
@@ -500,6 +504,9 @@ impl Watcher {
             }
         }
         self.beside_queues(&waiting);
+        if let Some(contents) = &mut self.contents {
+            contents.look(&mut self.sampled.datagrams);
+        }
         self.look_for_queued()?;
         self.look_for_unread()
     }
@@ -722,7 +729,13 @@ impl Watcher {
         let last = self.snapshot()?;
         let mut sampled = self.sampled.clone();
         sampled.unread.add(&long(self.unread.ages()));
-        Ok(self.sum(self.first.clone(), last, sampled))
+        let mut watch = self.sum(self.first.clone(), last, sampled);
+        // Of others nobody asks.
+        if watch.is_quic() == Some(true) && watch.last.listener.sockets.len() > 1 {
+            let missing = &mut watch.view.missing;
+            watch.has_program = contents::has_program(&watch.last.listener, missing);
+        }
+        Ok(watch)
     }
 
     /// The observations since the start or the last lap, like [`Watcher::watch`]. The next lap begins where this one
@@ -751,6 +764,8 @@ impl Watcher {
             keeps: self.keeps.clone(),
             reuseport: self.reuseport,
             steered: None,
+            has_program: None,
+            affinity: None,
             heavy_flows: 0,
             orphans: Vec::new(),
             view: self.view.clone(),
@@ -832,7 +847,7 @@ fn begin(mut watchers: Vec<Watcher>) -> Result<Vec<Watcher>, Error> {
 }
 
 /// Watches several listeners side by side for a while; stops early once `cancelled` says so. Where threads have sockets of
-/// their own, they are the workers.
+/// their own, they are the workers. The first bytes of datagrams are looked at.
 ///
 /// # Errors
 /// The kernel does not show its sockets.
@@ -842,9 +857,12 @@ pub fn watch_all(
     duration: Duration,
     cancelled: &mut dyn FnMut() -> bool,
 ) -> Result<Vec<Watch>, Error> {
-    let new = |found| Watcher {
-        by_thread: true,
-        ..Watcher::new(found, tracing)
+    let new = |found: &Found| {
+        let mut watcher = Watcher::new(found, tracing);
+        watcher.by_thread = true;
+        let contents = Contents::of(&found.listener, tracing, &mut watcher.view);
+        watcher.contents = Some(contents);
+        watcher
     };
     let mut watchers = begin(found.iter().map(new).collect())?;
     let end = Instant::now() + duration;

@@ -96,6 +96,8 @@ fn watch(sockets: Vec<Socket>, shape: Shape) -> Watch {
         keeps: BTreeMap::new(),
         reuseport: Some(false),
         steered: None,
+        has_program: None,
+        affinity: None,
         heavy_flows: 0,
         threads: std::collections::BTreeMap::new(),
         pools: false,

@@ -2,6 +2,7 @@
 
 pub mod arming;
 pub mod batch;
+pub mod capture;
 pub mod clone_socket;
 pub mod diag;
 pub mod entries;

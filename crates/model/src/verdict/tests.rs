@@ -3,6 +3,7 @@
 use super::*;
 use crate::accept::{AcceptModel, Confidence, Means};
 use crate::listener::{Listener, Protocol, Socket, Ungrouped};
+use crate::quic::Datagrams;
 use crate::snapshot::{
     HostLook, Sampled, Snapshot, TraceGaps, TraceLook, View, WorkerLook, WorkerTrace,
 };
@@ -112,6 +113,8 @@ fn healthy(shape: Shape, means: Means) -> Watch {
         keeps: std::collections::BTreeMap::new(),
         reuseport: Some(own),
         steered: None,
+        has_program: None,
+        affinity: None,
         heavy_flows: 0,
         threads: std::collections::BTreeMap::new(),
         pools: false,
@@ -994,6 +997,70 @@ fn a_flow_that_is_too_much_for_its_worker() {
     let flows = |count| move |w: &mut Watch| w.heavy_flows = count;
     assert_eq!(found(own(), flows(2)), ["heavy-flow"]);
     assert_eq!(found(own(), flows(0)), [""; 0]);
+}
+
+/// A watch of QUIC's datagrams.
+fn quic(mut watch: Watch) -> Watch {
+    watch.last.listener.protocol = Protocol::Udp;
+    (watch.first.trace, watch.last.trace) = (None, None);
+    watch.sampled.datagrams = Datagrams { long: 9, others: 0 };
+    watch.has_program = Some(false);
+    watch
+}
+
+#[test]
+fn packets_of_quic_that_several_workers_read() {
+    let one = || quic(shared(Means::EpollWakeAll));
+    let found = judge(&one());
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].code, "quic-scattered");
+    assert!(found[0].evidence[0].contains("4 processes read one socket on 127.0.0.1:80"));
+    assert!(found[0].next[0].contains("`wakeone run --split --affinity quic -- COMMAND`"));
+    assert!(
+        found[0].next[1].contains("`wakeone attach udp://:80 --affinity quic`"),
+        "{found:#?}"
+    );
+    // Others' datagrams, and a single worker's.
+    let others = |w: &mut Watch| w.sampled.datagrams.others = 9;
+    assert_eq!(self::found(one(), others), NONE);
+    let alone = |w: &mut Watch| w.last.workers.retain(|pid, _| *pid == 10);
+    assert_eq!(self::found(one(), alone), NONE);
+    // Threads may have their connections in common.
+    let threads = quic(healthy(Shape::SharedByThreads, Means::Receive));
+    assert_eq!(codes(&threads), NONE);
+    assert!(notes(&threads)[0].contains("unless these share their connections"));
+}
+
+#[test]
+fn packets_of_quic_that_go_by_addresses() {
+    let said = |affinity: Option<&str>, has_program| {
+        let mut watch = quic(own());
+        watch.affinity = affinity.map(str::to_owned);
+        watch.has_program = has_program;
+        (codes(&watch), notes(&watch).join(" "))
+    };
+    let (codes, note) = said(None, Some(false));
+    assert_eq!(codes, NONE);
+    assert!(
+        note.contains("as in a reload; `wakeone attach udp://:80 --affinity quic`"),
+        "{note}"
+    );
+    // A program chooses, or that may not be seen.
+    for has_program in [Some(true), None] {
+        assert_eq!(said(None, has_program), (Vec::new(), String::new()));
+    }
+    assert_eq!(said(Some("quic"), Some(true)), (Vec::new(), String::new()));
+    let (codes, note) = said(Some("flow"), Some(true));
+    assert_eq!(codes, NONE);
+    assert!(
+        note.contains("address changes; `--affinity quic` of"),
+        "{note}"
+    );
+    let (codes, note) = said(Some("none"), Some(true));
+    assert_eq!(
+        (&codes[..], &*note),
+        (&["quic-scattered".to_owned()][..], "")
+    );
 }
 
 #[test]
