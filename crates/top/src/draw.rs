@@ -31,7 +31,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
 fn listener(frame: &mut Frame<'_>, area: Rect, state: &State, show: &Show, table: &table::Table) {
     let small = area.height < 20;
     let top = head(area, state, show, table);
-    let charts = Charts::fitting(area, state.steering().is_some());
+    let charts = Charts::fitting(area, state.steering().is_some(), &show.frame);
     let note = if small { None } else { note(show) };
     let [head, rate, workers, foot, keys] = Layout::vertical([
         Constraint::Length(top.len() as u16),
@@ -56,7 +56,7 @@ fn head<'a>(area: Rect, state: &State, show: &Show, table: &table::Table) -> Vec
         _ => (usize::MAX, usize::MAX),
     };
     let mut lines = vec![title(state, show)];
-    let packed_totals = packed(&plain::totals(&show.frame.watch), room);
+    let packed_totals = packed(&plain::totals(&show.frame), room);
     lines.extend(packed_totals.into_iter().take(totals).map(Line::from));
     let shared = table.shared.iter().take(others);
     lines.extend(shared.map(|s| Line::from(s.clone())));
@@ -158,18 +158,22 @@ struct Charts {
 }
 
 impl Charts {
-    fn fitting(area: Rect, steered: bool) -> Self {
+    fn fitting(area: Rect, steered: bool, frame: &crate::Frame) -> Self {
         let each = match area.height {
             0..12 => 0,
             12..20 => 1,
             20..45 => 3,
             _ => 4,
         };
-        let mut shown = vec![&RATE];
+        let (first, others) = match plain::counts_connections(&frame.watch) {
+            true => (&RATE, &OTHERS[..]),
+            false => (&OTHERS[0], &OTHERS[1..]),
+        };
+        let mut shown = vec![first];
         let beside = if area.width >= 100 { 2 } else { 1 };
         // The workers get half of the screen.
         if area.height >= 36 {
-            shown.extend(OTHERS.iter().filter(|one| steered || one.title != "moved"));
+            shown.extend(others.iter().filter(|one| steered || one.title != "moved"));
         }
         Self {
             shown,

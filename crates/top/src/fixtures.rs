@@ -139,6 +139,7 @@ pub fn steered() -> Frame {
         slot: n,
         pid: Some(401 + n),
         state: if n == 2 { "draining" } else { "up" }.into(),
+        open: None,
         selected: 1000 + u64::from(n) * 10,
         rescues: u64::from(n),
         rescued: 2,
@@ -154,6 +155,24 @@ pub fn steered() -> Frame {
             slots: (0..4).map(slot).collect(),
         }),
     }
+}
+
+/// Four workers with a socket of UDP each; where these are QUIC's, they have 30 connections and more.
+pub fn datagrams(is_quic: bool) -> Frame {
+    let mut frame = steered();
+    for snapshot in [&mut frame.watch.first, &mut frame.watch.last] {
+        snapshot.listener.protocol = Protocol::Udp;
+        snapshot.trace = None;
+        for worker in snapshot.workers.values_mut() {
+            worker.active = 0;
+        }
+    }
+    frame.watch.view.tracing = false;
+    let slots = frame.steering.iter_mut().flat_map(|one| &mut one.slots);
+    for slot in slots {
+        slot.open = is_quic.then(|| 30 + u64::from(slot.slot));
+    }
+    frame
 }
 
 /// Without tracing.

@@ -14,6 +14,9 @@ pub struct SlotLook {
     pub pid: Option<u32>,
     /// `up`, `stuck`, `draining` or `down`.
     pub state: String,
+    /// Connections open, of datagrams in which connections are known: those of QUIC.
+    #[serde(default)]
+    pub open: Option<u64>,
     /// Times so far that the policy chose it.
     pub selected: u64,
     /// Times so far that its queue was moved to others.

@@ -27,15 +27,11 @@ pub fn headline(watch: &Watch) -> String {
 }
 
 /// The group's totals, a few words each.
-pub fn totals(watch: &Watch) -> Vec<String> {
+pub fn totals(frame: &Frame) -> Vec<String> {
+    let watch = &frame.watch;
     let totals = watch.totals();
-    let rows = watch.rows();
-    let active = rows
-        .iter()
-        .fold(0_u64, |sum, row| sum + u64::from(row.active));
     let mut parts = Vec::new();
-    // The kernel does not count those of UNIX sockets.
-    if watch.last.listener.protocol != Protocol::Unix {
+    if counts_connections(watch) {
         parts.push(format!(
             "{:.0} connections/s{}",
             totals.connections_per_s,
@@ -46,7 +42,7 @@ pub fn totals(watch: &Watch) -> Vec<String> {
             }
         ));
     }
-    parts.push(format!("{active} open"));
+    parts.extend(open(frame).map(|open| format!("{open} open")));
     parts.push(format!("{:.0}% cpu", totals.cpu * 100.0));
     if let Some(p99) = totals.wait_us_p99 {
         parts.push(format!("wait p99 {}", time(p99)));
@@ -68,6 +64,29 @@ pub fn totals(watch: &Watch) -> Vec<String> {
         parts.push(format!("{pid} keeps a socket as a last resort"));
     }
     parts
+}
+
+/// Whether the kernel counts the connections that come: it counts neither those of UNIX sockets nor datagrams.
+pub fn counts_connections(watch: &Watch) -> bool {
+    ![Protocol::Unix, Protocol::Udp].contains(&watch.last.listener.protocol)
+}
+
+/// The open connections of all workers, where there are connections.
+fn open(frame: &Frame) -> Option<u64> {
+    let slots = frame.steering.iter().flat_map(|one| &one.slots);
+    match frame.watch.last.listener.protocol {
+        Protocol::Udp => slots
+            .filter_map(|slot| slot.open)
+            .reduce(u64::saturating_add),
+        _ => Some(
+            frame
+                .watch
+                .rows()
+                .iter()
+                .map(|row| u64::from(row.active))
+                .sum(),
+        ),
+    }
 }
 
 /// How the group is steered, a few words each.
@@ -112,7 +131,7 @@ pub fn text(frame: &Frame, before: Option<&Steering>, style: Style) -> String {
         .iter()
         .map(|line| paint(line, Tone::Bold, style))
         .collect();
-    lines.extend(pack(&totals(&frame.watch), ", ", "", style));
+    lines.extend(pack(&totals(frame), ", ", "", style));
     for shared in &table.shared {
         lines.extend(wrap(shared, "", style));
     }
@@ -202,11 +221,41 @@ mod tests {
         }
     }
 
+    /// Only of QUIC there are connections.
+    #[test]
+    fn datagrams_have_no_connections_unless_they_are_of_quic() {
+        let shown = |is_quic| text(&fixtures::datagrams(is_quic), None, Style::default());
+        let (quic, others) = (shown(true), shown(false));
+        assert!(quic.contains("\n126 open, "), "{quic}");
+        assert!(
+            quic.contains("\n401  server     0") && quic.contains("  30  "),
+            "{quic}"
+        );
+        assert!(
+            !others.contains("open, ") && others.contains("     -  "),
+            "{others}"
+        );
+        for text in [quic, others] {
+            assert!(!text.contains("connections/s"), "{text}");
+        }
+    }
+
+    /// The supervisor keeps a socket for a worker that is to come.
+    #[test]
+    fn a_queue_that_is_only_kept_is_no_worker_that_is_missing() {
+        let mut frame = fixtures::datagrams(true);
+        let shown = |frame: &Frame| text(frame, None, Style::default());
+        frame.watch.serves.remove(&1);
+        assert!(shown(&frame).contains("nobody seen to serve it"));
+        frame.watch.keeps.insert(1, 400);
+        assert!(!shown(&frame).contains("nobody seen"));
+    }
+
     #[test]
     fn what_waits_still_and_what_is_too_little_to_compare() {
         let mut frame = fixtures::shared();
         frame.watch.last.waiting = Some(Waits::of([100_000, 3_100_000]));
-        let told = totals(&frame.watch).join(", ");
+        let told = totals(&frame).join(", ");
         assert!(
             told.contains("wait p99 102 µs, oldest waits 3.10 s"),
             "{told}"
@@ -222,7 +271,7 @@ mod tests {
         trace.connections = 0;
         let idle = &mut frame.watch.last.workers;
         idle.values_mut().next().expect("worker").cpu_ns = 3_000_000;
-        let told = totals(&frame.watch).join(", ");
+        let told = totals(&frame).join(", ");
         assert!(
             told.starts_with("0 connections/s") && !told.contains("busiest"),
             "{told}"

@@ -141,6 +141,8 @@ pub struct Line {
     pub shared: bool,
     /// Its slots.
     pub slots: Vec<u32>,
+    /// Connections that it holds, where there are connections.
+    pub open: Option<u64>,
     /// Its part of the policy's choices since the refresh before, 0 to 1.
     pub chosen: Option<f64>,
     /// Times its queues were moved.
@@ -250,6 +252,12 @@ pub fn table(frame: &Frame, before: Option<&Steering>) -> Table {
                     .iter()
                     .any(|q| q.pids.len() > 1 && q.pids.contains(&pid)),
                 slots: slots().map(|s| s.slot).collect(),
+                open: match bytes {
+                    false => Some(row.active.into()),
+                    true => slots()
+                        .filter_map(|slot| slot.open)
+                        .reduce(u64::saturating_add),
+                },
                 chosen,
                 rescues: slots().fold(0, |sum, s| sum.saturating_add(s.rescues)),
                 state: worst.unwrap_or(&row.state).clone(),
@@ -275,7 +283,8 @@ pub fn table(frame: &Frame, before: Option<&Steering>) -> Table {
 const MOST_SHARED: usize = 2;
 
 fn shared(queues: &[Queue], bytes: bool) -> Vec<String> {
-    let several: Vec<&Queue> = queues.iter().filter(|q| q.pids.len() != 1).collect();
+    let is_shown = |q: &&Queue| q.pids.len() != 1 && q.kept_by.is_none();
+    let several: Vec<&Queue> = queues.iter().filter(is_shown).collect();
     let tell = |queue: &&Queue| {
         let length = sum(&[queue], bytes).unwrap_or_default();
         let who = match queue.pids.len() {
@@ -309,7 +318,7 @@ impl Line {
                 [first, rest @ ..] => format!("{first}+{}", rest.len()),
             },
             Column::Share => self.share.map_or_else(dash, percent),
-            Column::Active => row.active.to_string(),
+            Column::Active => self.open.map_or_else(dash, |open| open.to_string()),
             Column::Queue => match &self.queue {
                 Some(queue) => queue.to_string(),
                 None if self.shared => "shared".into(),
@@ -339,7 +348,7 @@ impl Line {
         match column {
             Column::Pid | Column::Name | Column::State | Column::Slot => None,
             Column::Share => self.share,
-            Column::Active => Some(f64::from(row.active)),
+            Column::Active => self.open.map(|open| open as f64),
             Column::Queue => self.queue.map(|q| q.length as f64),
             Column::Wait => row.wait_us_p99,
             Column::Wakes => row.wakeups_per_connection,

@@ -3,7 +3,7 @@
 use wakeone::metrics::socket;
 use wakeone_control::control;
 use wakeone_control::paths::Paths;
-use wakeone_control::policy::Policy;
+use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::status::{self, Group};
 use wakeone_model::layout::{connections, count};
 use wakeone_model::listener::Protocol;
@@ -56,6 +56,7 @@ fn told(group: &Group) -> Steering {
         slot: u32::try_from(slot.slot).unwrap_or(u32::MAX),
         pid: slot.pid,
         state: slot.state.into(),
+        open: (group.affinity == Some(Affinity::Quic)).then(|| slot.active.max(0).unsigned_abs()),
         selected: slot.selected,
         rescues: slot.rescues,
         rescued: slot.rescued,
