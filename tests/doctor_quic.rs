@@ -3,13 +3,16 @@
 //!
 //! These tests need root, and most `quinn_server`, which `make test-deps` builds. Otherwise they are skipped, with a message.
 
+#[path = "support/quic.rs"]
+mod clients;
 #[path = "support/mod.rs"]
 mod support;
 
+use clients::{ADDRESS, clients, servers};
+
 use serde_json::Value;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,7 +22,6 @@ use support::steered::{isolated, said, status, sum, wakeone};
 use support::{Ground, WAKEONE, eventually, server, slowly, slowness};
 use wakeone_kernel::socket::{self, ClassicChoice};
 
-const ADDRESS: &str = "127.0.0.1:4433";
 const UDP: &str = "udp://127.0.0.1:4433";
 const WORKERS: usize = 4;
 
@@ -31,49 +33,8 @@ fn ground() -> Option<Ground> {
     isolated()
 }
 
-/// A socket at the address, which others may have too.
-fn bound() -> OwnedFd {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-    let at: SocketAddr = ADDRESS.parse().expect("address");
-    let (inet, datagrams) = (AddressFamily::INET, SocketType::DGRAM);
-    let own =
-        rustix::net::socket_with(inet, datagrams, SocketFlags::CLOEXEC, None).expect("socket");
-    sockopt::set_socket_reuseport(&own, true).expect("SO_REUSEPORT");
-    rustix::net::bind(&own, &at).expect("bind");
-    own
-}
-
-/// A worker that has this socket.
-fn worker_on(socket: &OwnedFd) -> Started {
-    let fd = socket.as_raw_fd();
-    let mut command = program(&["sh", "-c", &format!("exec quinn_server 3<&{fd}")]);
-    // SAFETY: between fork and exec it makes one system call.
-    #[allow(unsafe_code)]
-    unsafe {
-        command.pre_exec(move || {
-            let own = std::os::fd::BorrowedFd::borrow_raw(fd);
-            rustix::io::fcntl_setfd(own, rustix::io::FdFlags::empty())?;
-            Ok(())
-        });
-    }
-    Started::spawn(command)
-}
-
-/// Workers that share one socket.
-fn sharing() -> Vec<Started> {
-    let own = bound();
-    (0..WORKERS).map(|_| worker_on(&own)).collect()
-}
-
-/// Workers with a socket each. One of the sockets is kept here.
-fn with_own_sockets() -> (Vec<Started>, OwnedFd) {
-    let sockets: Vec<OwnedFd> = (0..WORKERS).map(|_| bound()).collect();
-    let workers = sockets.iter().map(worker_on).collect();
-    (workers, sockets.into_iter().next().expect("a socket"))
-}
-
 /// Clients that connect again and again, whether or not they get an answer, until this is dropped.
-fn clients() -> Started {
+fn clients_without_end() -> Started {
     let again = format!("while :; do timeout 1 quinn_client {ADDRESS} 5; done");
     Started::spawn(program(&["sh", "-c", &again]))
 }
@@ -120,8 +81,8 @@ fn is_healthy((code, report): (Option<i32>, Value)) -> Value {
 #[test]
 fn workers_that_share_a_socket_are_found() {
     let Some(ground) = ground() else { return };
-    let _workers = sharing();
-    let _clients = clients();
+    let _workers = servers("udp-shared");
+    let _clients = clients_without_end();
     let (code, report) = doctor(&ground, &[]);
     let found = &report["findings"][0];
     assert_eq!(
@@ -153,8 +114,8 @@ fn workers_that_share_a_socket_are_found() {
 #[test]
 fn workers_that_get_packets_by_hash_are_told_of_until_a_program_chooses() {
     let Some(ground) = ground() else { return };
-    let (_workers, one) = with_own_sockets();
-    let _clients = clients();
+    let _workers = servers("udp");
+    let _clients = clients_without_end();
     let report = is_healthy(doctor(&ground, &[]));
     let hint = "`wakeone attach udp://:4433 --affinity quic`";
     assert!(notes(&report)[0].contains(hint), "{report:#}");
@@ -170,9 +131,24 @@ fn workers_that_get_packets_by_hash_are_told_of_until_a_program_chooses() {
     );
     let detached = wakeone(&ground, &["detach", UDP]);
     assert!(detached.status.success(), "{:?}", said(&detached));
+    // The program stays with the group when this socket is gone.
+    let one = bound();
     socket::attach_classic(&one, ClassicChoice::Cpu, WORKERS as u32).expect("a program");
+    drop(one);
     let report = is_healthy(doctor(&ground, &[]));
     assert_eq!(notes(&report).len(), 0, "{report:#}");
+}
+
+/// A socket of the group.
+fn bound() -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+    let at: SocketAddr = ADDRESS.parse().expect("address");
+    let (inet, datagrams) = (AddressFamily::INET, SocketType::DGRAM);
+    let own = rustix::net::socket_with(inet, datagrams, SocketFlags::CLOEXEC, None);
+    let own = own.expect("socket");
+    sockopt::set_socket_reuseport(&own, true).expect("SO_REUSEPORT");
+    rustix::net::bind(&own, &at).expect("bind");
+    own
 }
 
 /// A query of DNS for `example.org`, with each ID in turn.
@@ -240,10 +216,7 @@ fn top_and_metrics_show_the_connections_of_quic() {
     ];
     let mut run = ground.run(&options, &["quinn_server"]);
     run.line("ready");
-    let ask = program(&["quinn_client", ADDRESS, "40"])
-        .output()
-        .expect("quinn_client");
-    assert!(ask.status.success(), "{ask:?}");
+    clients(40, (10, 0), &[]).all_answered();
     eventually("open connections are shown", || {
         sum(&status(&ground, "quic"), "active") == 40
     });

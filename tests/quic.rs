@@ -7,14 +7,12 @@ mod clients;
 #[path = "support/mod.rs"]
 mod support;
 
-use clients::{ADDRESS, Clients, clients};
+use clients::{ADDRESS, Clients, clients, servers};
 
 use rustix::process::Signal;
-use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
+use std::net::UdpSocket;
 use std::time::Duration;
-use support::real::{Started, installed, program};
+use support::real::installed;
 use support::steered::{assert_nothing_left, isolated, status, stop_all, sum, wakeone, worker};
 use support::{Ground, Run, app, eventually, signal, slowly, slowness};
 
@@ -203,37 +201,10 @@ fn programs_that_were_started_with_one_socket_get_one_each() {
     assert_nothing_left(&ground);
 }
 
-/// A worker with a socket of its own, as a server that shares its port by SO_REUSEPORT has it.
-fn with_own_socket() -> Started {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-    let at: SocketAddr = ADDRESS.parse().expect("address");
-    let socket = rustix::net::socket_with(
-        AddressFamily::INET,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    );
-    let socket = socket.expect("socket");
-    sockopt::set_socket_reuseport(&socket, true).expect("SO_REUSEPORT");
-    rustix::net::bind(&socket, &at).expect("bind");
-    let fd = socket.as_raw_fd();
-    let mut command = program(&["sh", "-c", &format!("exec quinn_server 3<&{fd}")]);
-    // SAFETY: between fork and exec it makes one system call.
-    #[allow(unsafe_code)]
-    unsafe {
-        command.pre_exec(move || {
-            let own = std::os::fd::BorrowedFd::borrow_raw(fd);
-            rustix::io::fcntl_setfd(own, rustix::io::FdFlags::empty())?;
-            Ok(())
-        });
-    }
-    Started::spawn(command)
-}
-
 #[test]
 fn a_server_that_runs_is_attached_to() {
     let Some(ground) = ground() else { return };
-    let servers: Vec<Started> = (0..WORKERS).map(|_| with_own_socket()).collect();
+    let server = servers("udp");
     slowly("it serves", || ask(1).done().failures.is_empty());
     let before = clients(8, (100_000, 4_000), &[]);
     std::thread::sleep(Duration::from_millis(500) * slowness());
@@ -247,7 +218,7 @@ fn a_server_that_runs_is_attached_to() {
     before.all_answered();
     let detached = wakeone(&ground, &["detach", UDP]);
     assert!(detached.status.success(), "{detached:?}");
-    drop(servers);
+    drop(server);
     assert_nothing_left(&ground);
 }
 

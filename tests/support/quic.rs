@@ -1,11 +1,28 @@
-//! Clients of QUIC servers, by `quinn_client` (tests/servers/quinn).
+//! Servers of QUIC that know nothing of us, and clients by `quinn_client` (tests/servers/quinn).
 
-use super::support::slowness;
+#![allow(dead_code)] // not every test program starts its servers here
+
+use super::support::real::{Started, program};
+use super::support::{app, slowly, slowness};
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
 
 /// The address of each server.
 pub const ADDRESS: &str = "127.0.0.1:4433";
+
+/// Four quinn servers, with a socket each (`udp`) or one for all (`udp-shared`). Returns when the sockets are there.
+pub fn servers(kind: &str) -> Started {
+    let (host, port) = ADDRESS.split_once(':').expect("an address");
+    let each = ["python3", &app("each.py"), host, port, "4", kind];
+    let started = Started::spawn(program(&[&each[..], &["quinn_server", "{fd}"]].concat()));
+    let port: u16 = port.parse().expect("a port");
+    let wanted = if kind == "udp" { 4 } else { 1 };
+    slowly("its sockets are there", || {
+        let table = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap_or_default();
+        table.matches(&format!(":{port:04X} ")).count() == wanted
+    });
+    started
+}
 
 /// Clients under way.
 pub struct Clients(Child);

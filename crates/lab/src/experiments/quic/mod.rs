@@ -60,10 +60,10 @@ struct Asked {
     server: String,
     ways: Vec<String>,
     connections: usize,
-    /// What each connection gets,
+    /// Each connection gets so many bytes.
     #[serde(default)]
     bytes: u64,
-    /// over so many milliseconds.
+    /// It gets them over so many milliseconds.
     #[serde(default)]
     ms: u64,
     /// Changes of its address.
