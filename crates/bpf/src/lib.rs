@@ -12,6 +12,9 @@ pub mod count_switch;
 pub mod datagram;
 mod dispatch;
 pub mod error;
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;
 pub mod group;
 mod join;
 pub mod load;

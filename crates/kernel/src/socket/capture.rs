@@ -213,7 +213,6 @@ fn parse(family: AddressFamily, packet: &[u8]) -> Option<Datagram<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use std::net::UdpSocket;
 
     /// The two upper bits of the first byte, and which of their values is skipped.
@@ -264,14 +263,15 @@ mod tests {
         }
     }
 
-    proptest! {
-        #[test]
-        fn packets_survive_foreign_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+    #[test]
+    fn packets_survive_foreign_bytes() {
+        let udp = [&[0x45][..], &[17; 60]].concat();
+        crate::foreign::survives("ip", &[udp], |bytes| {
             for family in [AddressFamily::INET, AddressFamily::INET6] {
-                if let Some(datagram) = parse(family, &bytes) {
-                    prop_assert!(datagram.head.len() + UDP_HEADER + SHORTEST_HEADER <= bytes.len());
+                if let Some(datagram) = parse(family, bytes) {
+                    assert!(datagram.head.len() + UDP_HEADER + SHORTEST_HEADER <= bytes.len());
                 }
             }
-        }
+        });
     }
 }
