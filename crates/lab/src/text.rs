@@ -420,7 +420,7 @@ mod tests {
             !list.contains('…'),
             "a title is too long for its line:\n{list}"
         );
-        assert!(list.lines().count() <= 23, "{list}");
+        assert!(list.lines().count() <= 24, "{list}");
     }
 
     #[test]
