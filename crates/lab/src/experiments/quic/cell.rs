@@ -17,7 +17,7 @@ use crate::under_test::ServerUnderTest;
 
 /// From the start of the downloads to what happens beside them.
 const UNDER_WAY: Duration = Duration::from_secs(2);
-/// Connections that are opened while workers are replaced.
+/// Connections that are opened while workers are replaced, and before one is stopped.
 const MEANWHILE: usize = 40;
 /// From the stop of a worker to the first connection that must not go there.
 const SEEN: Duration = Duration::from_millis(50);
@@ -110,16 +110,19 @@ fn stop_one(
     server: &ServerUnderTest,
     sample: &mut Sample,
 ) -> Result<Answered, Error> {
-    let none = || Error::Server("the server has no worker".into());
-    let worker = *server.workers.first().ok_or_else(none)?;
+    // Not every process of the server is a worker: one that answers is.
+    let mut all = Clients::small(asked, server, MEANWHILE, 0)?.done()?;
+    let worker = all.by_worker.keys().next().and_then(|pid| pid.parse().ok());
+    let worker = worker.ok_or_else(|| Error::Server("no worker answers".into()))?;
     let stopped = StoppedWorker::new(worker)?;
     std::thread::sleep(SEEN);
     let clients = Clients::small(asked, server, OPENED, 10)?;
     std::thread::sleep(STOPPED);
     drop(stopped);
-    let all = clients.done()?;
-    let there = all.by_worker.get(&worker.to_string()).copied();
+    let opened = clients.done()?;
+    let there = opened.by_worker.get(&worker.to_string()).copied();
     sample.put(TO_STOPPED, "count", there.unwrap_or(0) as f64);
+    all.merge(opened);
     Ok(all)
 }
 

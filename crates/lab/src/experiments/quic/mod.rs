@@ -30,7 +30,7 @@ const BUSIEST: &str = "busiest";
 const TO_STOPPED: &str = "to_stopped";
 const RATE: &str = "mb_per_s";
 
-/// What happens beside the clients.
+/// It says what happens beside the clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Situation {
