@@ -283,8 +283,9 @@ fn doctor_tells_what_this_kernel_allows() {
     for (name, _) in &lacking {
         assert!(named(*name).is_some(), "{name}");
     }
-    let bursts = named("exact-bursts").expect("bursts");
-    feature("exact-bursts", bursts["available"] == true);
+    for name in ["exact-bursts", "doctor-packets"] {
+        feature(name, named(name).expect(name)["available"] == true);
+    }
     assert_eq!(output.status.code(), Some(i32::from(!lacking.is_empty())));
 }
 

@@ -121,6 +121,37 @@ fn signals_that_we_were_told_to_ignore_reach_workers_again() {
     run.stop();
 }
 
+/// Under nohup. nginx handles SIGHUP there as well.
+#[test]
+fn a_server_that_handles_a_signal_gets_it_though_we_were_told_to_ignore_it() {
+    let ground = Ground::new();
+    let script = "\
+import signal, sys
+tell = lambda text: print(text, file=sys.stderr, flush=True)
+tell(f'ignored: {[n for n in (1, 10) if signal.getsignal(n) == signal.SIG_IGN]}')
+signal.signal(signal.SIGHUP, lambda *_: tell('reloaded'))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+tell('handles')
+while True: signal.pause()";
+    let line = format!(
+        "trap '' HUP USR1; exec {} run --grace 100ms --runtime-dir \"$0\" -- python3 -c \"$1\"",
+        support::WAKEONE,
+    );
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &line])
+        .arg(ground.runtime())
+        .arg(script);
+    let mut run = Run::start(command);
+    run.line("ignored: [1, 10]");
+    run.line("handles");
+    // The other stays ignored, or it would end the server.
+    run.signal(Signal::USR1);
+    run.signal(Signal::HUP);
+    run.line("reloaded");
+    run.stop();
+}
+
 #[test]
 fn a_rolling_restart_under_load_replaces_everyone_and_loses_nothing() {
     let ground = Ground::new();

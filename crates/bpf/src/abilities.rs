@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::net::Ipv6Addr;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use wakeone_kernel::capability::Capability;
@@ -17,6 +18,7 @@ use crate::skeletons::datagram::DatagramSkelBuilder;
 use crate::skeletons::lookup::LookupSkelBuilder;
 use crate::skeletons::recount::RecountSkelBuilder;
 use wakeone_kernel::proc::refusal;
+use wakeone_kernel::socket::capture::Capture;
 use wakeone_kernel::{capability, cgroup};
 
 /// A feature, with the reason where it is missing.
@@ -191,7 +193,7 @@ fn needs_cgroup() -> Result<(), Missing> {
 }
 
 /// The abilities of `doctor` and `top` beyond /proc.
-fn watching() -> [Ability; 3] {
+fn watching() -> [Ability; 4] {
     let attached = without_capabilities(&capability::TRACING)
         .and_then(|()| Probe::attach(0).map_err(|error| Missing::Here(error.to_string())));
     let told = |gap: fn(&Probe) -> bool| match &attached {
@@ -215,7 +217,21 @@ fn watching() -> [Ability; 3] {
             "doctor, top: wake-ups a connection",
             &told(|probe| probe.gaps().wakeups),
         ),
+        Ability::new(
+            "doctor-packets",
+            "doctor: what QUIC connections need",
+            &capturing(),
+        ),
     ]
+}
+
+fn capturing() -> Result<(), Missing> {
+    let anywhere = (Ipv6Addr::UNSPECIFIED, 0).into();
+    let began = Capture::start(anywhere, 0, (0, 0)).map(drop);
+    began.or_else(|error| {
+        with(Capability::CAP_NET_RAW)?;
+        Err(Missing::Here(format!("a packet socket failed: {error}")))
+    })
 }
 
 /// Tries a load. Where capabilities are missing, they are the reason, whatever the kernel says.

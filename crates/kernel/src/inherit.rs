@@ -5,6 +5,8 @@
 use nix::libc;
 use nix::sys::signal::SigSet;
 use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// Marks every descriptor from `first` on close-on-exec, so that a program started next gets none of them.
 ///
@@ -61,6 +63,21 @@ pub fn default_signals() -> io::Result<()> {
     }
     SigSet::empty().thread_set_mask()?;
     Ok(())
+}
+
+/// Makes a command start with these signals ignored: exec gives those that we handle their default again.
+pub fn start_ignoring(command: &mut Command, signals: Vec<i32>) {
+    let ignore = move || {
+        for signal in &signals {
+            // SAFETY: SIG_IGN installs no handler, so no code of ours runs in signal context.
+            if unsafe { libc::signal(*signal, libc::SIG_IGN) } == libc::SIG_ERR {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: signal(2) may be called between fork and exec, and nothing is allocated there.
+    unsafe { command.pre_exec(ignore) };
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::missing::not_started;
 use crate::rest::Rest;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
+use wakeone_kernel::inherit::start_ignoring;
 use wakeone_kernel::proc::process::children;
 
 /// Signals that are passed on to the server.
@@ -32,10 +33,12 @@ pub struct Signals {
     came: Vec<(Signal, Arc<AtomicBool>)>,
     child: Arc<AtomicBool>,
     wake: UnixStream,
+    /// Those that were ignored before.
+    ignored: Vec<i32>,
 }
 
 impl Signals {
-    /// Takes them from now on. Ignored signals (nohup) stay ignored, and the server starts with them ignored.
+    /// Takes them from now on, also those that were ignored (nohup): a server may handle them all the same, as nginx does.
     ///
     /// # Errors
     /// sigaction(2) fails.
@@ -43,13 +46,14 @@ impl Signals {
         let (wake, written) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         written.set_nonblocking(true)?;
-        let ignored = ignored();
+        let mask = ignored();
+        let ignored = PASSED.map(|(number, _)| number).into_iter();
+        let ignored = ignored.filter(|number| mask >> (number - 1) & 1 == 1);
+        let ignored = ignored.collect();
         let take = |number: i32| -> io::Result<Arc<AtomicBool>> {
             let flag = Arc::new(AtomicBool::new(false));
-            if ignored >> (number - 1) & 1 == 0 {
-                signal_hook::flag::register(number, flag.clone())?;
-                signal_hook::low_level::pipe::register(number, written.try_clone()?)?;
-            }
+            signal_hook::flag::register(number, flag.clone())?;
+            signal_hook::low_level::pipe::register(number, written.try_clone()?)?;
             Ok(flag)
         };
         let came = PASSED
@@ -60,6 +64,7 @@ impl Signals {
             came,
             child: take(nix::libc::SIGCHLD)?,
             wake,
+            ignored,
         })
     }
 
@@ -102,11 +107,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it with some more environment variables.
+    /// Starts it with some more environment variables. It ignores the signals that we were told to ignore.
     ///
     /// # Errors
     /// It cannot be started, for the reason that the sentence tells.
-    pub fn start(command: &[String], variables: &[(&str, OsString)]) -> Result<Self, String> {
+    pub fn start(
+        command: &[String],
+        variables: &[(&str, OsString)],
+        signals: &Signals,
+    ) -> Result<Self, String> {
         let (program, arguments) = command.split_first().ok_or("there is no command to run")?;
         // Daemons, and workers whose master died, become our children: they may be the server from then on.
         set_child_subreaper(Some(rustix::process::getpid()))
@@ -121,6 +130,7 @@ impl Server {
             // It is not in the terminal's foreground process group any more, and would be stopped for reading.
             start.stdin(Stdio::null());
         }
+        start_ignoring(&mut start, signals.ignored.clone());
         let child = start
             .spawn()
             .map_err(|error| not_started(program, &error))?;

@@ -124,7 +124,8 @@ pub fn run_beside(
     let http = options.metrics.map(metrics::bind).transpose();
     let http = http.map_err(Error::Metrics)?;
     let signals = Signals::take().map_err(own("taking signals"))?;
-    let mut server = Server::start(&options.command, &beside.variables()).map_err(Error::Start)?;
+    let server = Server::start(&options.command, &beside.variables(), &signals);
+    let mut server = server.map_err(Error::Start)?;
     let monitor = Monitor::start(http).map(Arc::new).inspect_err(|error| {
         // The server runs already: it works as well without metrics.
         tracing::warn!("no figures are served: {error}");
