@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use glob::Pattern;
 use serde::Deserialize;
-use wakeone::attach::{self, AttachConfig, AttachManager, Wanted};
+use wakeone::attach::{self, AttachConfig, AttachManager, Everywhere, Owners, Servers, Wanted};
 use wakeone::group::check_weights;
 use wakeone::metrics::{self, Monitor};
 use wakeone_control::policy::{Affinity, Policy};
@@ -62,6 +63,18 @@ struct Config {
     metrics: Option<String>,
     #[serde(default)]
     metrics_tracing: bool,
+    #[serde(default)]
+    networks: Option<Networks>,
+}
+
+/// Where servers are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Networks {
+    /// In the agent's own network namespace.
+    Own,
+    /// In those of containers, too.
+    All,
 }
 
 /// The checked content of the configuration file.
@@ -76,7 +89,20 @@ struct Settings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    listen: String,
+    #[serde(default)]
+    listen: Option<String>,
+    #[serde(default)]
+    exe: Option<String>,
+    #[serde(default)]
+    process: Option<String>,
+    #[serde(default)]
+    cgroup: Option<String>,
+    #[serde(default)]
+    user: Option<String>,
+    #[serde(default)]
+    opt_in: bool,
+    #[serde(default)]
+    networks: Option<Networks>,
     #[serde(default)]
     policy: Option<String>,
     #[serde(default)]
@@ -123,20 +149,20 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .map(metrics::bind)
         .transpose()
         .map_err(anyhow::Error::msg)?;
-    let mut manager = AttachManager::new(paths);
+    let mut groups = Everywhere::new(AttachManager::new(paths));
     let monitor = Monitor::start(http).context("agent: cannot serve figures")?;
-    manager.serve(monitor, settings.metrics_tracing || args.metrics_tracing);
+    groups.serve(monitor, settings.metrics_tracing || args.metrics_tracing);
     tracing::info!(
         event = "started",
         "{}: {} to be kept steered",
         args.config.display(),
         counted(settings.wanted.len() as u64, "targets")
     );
-    manager.want(settings.wanted);
-    manager.attach().iter().for_each(log::event);
+    groups.want(settings.wanted);
+    groups.attach().iter().for_each(log::event);
     notify::ready();
     let mut watchdog = Watchdog::from_env();
-    follow(&mut manager, &stop, &mut |manager| {
+    follow(&mut groups, &stop, &mut |groups| {
         watchdog.feed();
         if reload.swap(false, Ordering::Relaxed) {
             match read(&args.config) {
@@ -147,8 +173,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                             "metrics are served as before until the next start"
                         );
                     }
-                    manager.want(new.wanted);
-                    manager.attach().iter().for_each(log::event);
+                    groups.want(new.wanted);
+                    groups.attach().iter().for_each(log::event);
                     tracing::info!(event = "reloaded", "{} read again", args.config.display());
                 }
                 // The earlier configuration is better than none.
@@ -161,7 +187,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         Ok(())
     })?;
-    manager.end();
+    groups.end();
     tracing::info!(event = "stopped", "stopped");
     Ok(ExitCode::SUCCESS)
 }
@@ -193,7 +219,11 @@ fn parse(text: &str) -> Result<Settings, String> {
     })?;
     let metrics = config.metrics.as_deref().map(crate::target::to_serve);
     Ok(Settings {
-        wanted: config.target.iter().map(wanted).collect::<Result<_, _>>()?,
+        wanted: config
+            .target
+            .iter()
+            .map(|entry| wanted(entry, config.networks))
+            .collect::<Result<_, _>>()?,
         metrics: metrics.transpose()?,
         metrics_tracing: config.metrics_tracing,
     })
@@ -214,8 +244,42 @@ fn weights(entry: &Entry) -> Result<Vec<(usize, u32)>, String> {
     Ok(weights)
 }
 
-fn wanted(entry: &Entry) -> Result<Wanted, String> {
-    let target: Target = entry.listen.parse()?;
+/// The marks of a target's servers. `networks`: where all targets are looked for.
+fn servers(entry: &Entry, networks: Option<Networks>) -> Result<Servers, String> {
+    let pattern = |text: &Option<String>| {
+        let pattern = text.as_deref().map(Pattern::new).transpose();
+        pattern.map_err(|error| format!("{}: {error}", text.as_deref().unwrap_or_default()))
+    };
+    Ok(Servers {
+        exe: pattern(&entry.exe)?,
+        process: pattern(&entry.process)?,
+        cgroup: pattern(&entry.cgroup)?,
+        user: entry.user.as_deref().map(attach::user).transpose()?,
+        wishing: entry.opt_in,
+        everywhere: entry.networks.or(networks) == Some(Networks::All),
+    })
+}
+
+fn owners(entry: &Entry) -> Result<Owners, String> {
+    if entry.owners == ["*"] {
+        return Ok(Owners::Any);
+    }
+    let users = entry.owners.iter().map(|owner| attach::user(owner));
+    Ok(Owners::These(users.collect::<Result<_, _>>()?))
+}
+
+fn wanted(entry: &Entry, networks: Option<Networks>) -> Result<Wanted, String> {
+    let servers = servers(entry, networks).map_err(|why| format!("target: {why}"))?;
+    let target: Target = match &entry.listen {
+        Some(listen) => listen.parse()?,
+        None if servers.is_any() => {
+            return Err(
+                "a target needs `listen`, or one of `exe`, `process`, `cgroup`, `user` and `opt_in`"
+                    .into(),
+            );
+        }
+        None => Target::All,
+    };
     let policy = match &entry.policy {
         None => None,
         Some(name) => {
@@ -237,10 +301,7 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
             .map_err(|error| format!("target {target}: stuck_after {error}"))?,
     };
     let weights = weights(entry).map_err(|why| format!("target {target}: weights {why}"))?;
-    let owners = entry.owners.iter().map(|owner| attach::user(owner));
-    let owners = owners
-        .collect::<Result<_, _>>()
-        .map_err(|why| format!("target {target}: owners: {why}"))?;
+    let owners = owners(entry).map_err(|why| format!("target {target}: owners: {why}"))?;
     Ok(Wanted {
         target,
         config: AttachConfig {
@@ -251,6 +312,7 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
             weights,
         },
         owners,
+        servers,
     })
 }
 
@@ -268,6 +330,26 @@ mod tests {
     }
 
     #[test]
+    fn servers_are_meant_by_what_they_have_in_common() {
+        let text = "networks = 'all'\n[[target]]\nprocess = 'nginx*'\nowners = ['*']\n[[target]]\nlisten = ':80'\nnetworks = 'own'\n[[target]]\nopt_in = true\n";
+        let wanted = parse(text).expect("a good file").wanted;
+        let [by_process, by_port, wishing] = &wanted[..] else {
+            panic!("{wanted:?}");
+        };
+        assert_eq!(by_process.target, Target::All);
+        assert_eq!(by_process.owners, Owners::Any);
+        assert!(
+            by_process
+                .servers
+                .process
+                .as_ref()
+                .is_some_and(|one| one.matches("nginx: x"))
+        );
+        assert!(by_process.servers.everywhere && !by_port.servers.everywhere);
+        assert!(wishing.servers.wishing && wishing.servers.everywhere);
+    }
+
+    #[test]
     fn a_file_is_read_and_its_mistakes_are_told_in_a_line() {
         let good = "metrics = '127.0.0.1:9464'\n[[target]]\nlisten = ':80'\nweights = { 0 = 2, 3 = 1 }\n[[target]]\nlisten = 'nginx'\nowners = ['nobody', '33']\npolicy = 'two-choices'\nrescue = true\nstuck_after = '20ms'\n";
         let settings = parse(good).expect("a good file");
@@ -278,15 +360,20 @@ mod tests {
         let wanted = settings.wanted;
         assert_eq!(wanted[0].config.weights, [(0, 2), (3, 1)]);
         assert_eq!(wanted.len(), 2);
-        assert!(wanted[0].owners.is_empty());
-        assert_eq!(wanted[1].owners, [65534, 33]);
+        assert_eq!(wanted[0].owners, Owners::default());
+        assert_eq!(wanted[1].owners, Owners::These(vec![65534, 33]));
+        assert!(wanted[0].servers.is_any() && !wanted[0].servers.everywhere);
         assert_eq!(wanted[0].target, Target::Port(80));
         assert!(wanted[1].config.rescue);
         assert_eq!(wanted[1].config.policy, Some(Policy::TwoChoices));
         assert_eq!(wanted[1].config.stuck_after, Duration::from_millis(20));
         assert!(parse("").expect("an empty file").wanted.is_empty());
         for (bad, told) in [
-            ("[[target]]\n", "missing field `listen`"),
+            ("[[target]]\n", "a target needs `listen`"),
+            ("[[target]]\nnetworks = 'all'\n", "a target needs `listen`"),
+            ("[[target]]\nlisten = ':1'\nnetworks = 'some'\n", "line 3"),
+            ("[[target]]\nexe = '/a/***'\n", "/a/***"),
+            ("[[target]]\nuser = 'no such user'\n", "no such user"),
             ("[[target]]\nlisten = 80\n", "line 2"),
             ("[[target]]\nlisten = ':0'\n", "no port"),
             ("[[target]]\nlisten = ':1'\npolicy = 'best'\n", "best"),

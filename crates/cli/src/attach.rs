@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
 use wakeone::attach::{
-    self, AttachCandidate, AttachConfig, AttachManager, Server, admitted, meant,
+    self, AttachCandidate, AttachConfig, AttachManager, Everywhere, Owners, Server, admitted, meant,
 };
 use wakeone::metrics::{self, Monitor};
 use wakeone_control::policy::{Affinity, Policy};
@@ -110,14 +110,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(address) => Some(metrics::bind(address).map_err(anyhow::Error::msg)?),
         None => None,
     };
-    enter(None, None, &args.target).context("attach")?;
+    let network = enter(None, None, &args.target).context("attach")?;
     let paths = args.runtime.paths();
     if !args.dry_run {
         // A listener that an earlier agent left closed is not found.
         repair_all(&paths);
     }
     let found = target::listeners(&args.target, &paths).context("attach")?;
-    let (found, apart) = set_apart(&paths, found);
+    let (mut found, apart) = set_apart(&paths, found);
+    if let Some(namespace) = network {
+        let there = |one: Found| one.in_network(namespace);
+        found = found.into_iter().map(there).collect();
+    }
     anyhow::ensure!(
         !found.is_empty() || apart.is_empty(),
         "cannot attach to {}: {}",
@@ -135,7 +139,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             missing.join(" and ")
         );
     }
-    let candidates = candidates(&found, &args.owner)?;
+    let owners = Owners::These(args.owner.clone());
+    let candidates = candidates(&found, &owners)?;
     if args.dry_run {
         print(
             &candidates
@@ -154,8 +159,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let stop = stop_on_signals()?;
     let config = config(&args);
     let mut manager = AttachManager::new(paths);
+    if let Some(namespace) = network {
+        manager = manager.in_network(namespace);
+    }
     for candidate in candidates {
-        let attached = manager.keep(candidate, config.clone(), args.owner.clone())?;
+        let attached = manager.keep(candidate, config.clone(), owners.clone())?;
         print_wrapped(&said(attached, &args))?;
     }
     let monitor = Monitor::start(http).context("attach: cannot serve figures")?;
@@ -171,12 +179,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             event = "ready",
             "ready: {} is steered until SIGTERM or `wakeone detach {}`",
             args.target,
-            args.target
+            args.target.to_argument()
         );
         wakeone_supervisor::notify::ready();
     }
-    follow(&mut manager, &stop, &mut |_| Ok(()))?;
-    manager.end();
+    let mut groups = Everywhere::new(manager);
+    follow(&mut groups, &stop, &mut |_| Ok(()))?;
+    groups.end();
     tracing::info!(event = "stopped", "stopped");
     Ok(ExitCode::SUCCESS)
 }
@@ -210,7 +219,7 @@ fn config(args: &Args) -> AttachConfig {
 }
 
 /// The target's listeners that can be steered. If there is only one listener and it cannot be, that is an error.
-fn candidates(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<AttachCandidate>> {
+fn candidates(found: &[Found], owners: &Owners) -> anyhow::Result<Vec<AttachCandidate>> {
     let (found, mut refused) = admitted(found.to_vec(), owners);
     let mut candidates = Vec::new();
     let mut unfit = None;
@@ -372,7 +381,7 @@ fn leave_agent(args: &Args) -> anyhow::Result<ExitCode> {
     print_wrapped(&format!(
         "an agent follows it (pid {}); `wakeone detach {}` ends it\n",
         agent.id(),
-        args.target
+        args.target.to_argument()
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -388,22 +397,26 @@ fn fall_silent() -> std::io::Result<()> {
 /// Follows the groups until told to stop. A group whose server ended is attached again when the server is back.
 /// `between` is called between two rounds.
 pub fn follow(
-    manager: &mut AttachManager,
+    groups: &mut Everywhere,
     stop: &AtomicBool,
-    between: &mut dyn FnMut(&mut AttachManager) -> anyhow::Result<()>,
+    between: &mut dyn FnMut(&mut Everywhere) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        let time = match manager.is_quiet() {
+        let time = match groups.is_quiet() {
             true => 2 * FOLLOW_EVERY,
             false => FOLLOW_EVERY,
         };
-        manager.wait(manager.pause(time), None);
-        between(manager)?;
-        manager.follow().iter().for_each(crate::log::event);
+        groups.wait(groups.pause(time));
+        between(groups)?;
+        groups.follow().iter().for_each(crate::log::event);
         if looked.elapsed() >= RETURN_EVERY {
-            manager.attach().iter().for_each(crate::log::event);
+            groups.attach().iter().for_each(crate::log::event);
             looked = Instant::now();
+            if groups.is_abandoned() {
+                tracing::info!(event = "gone", "its network namespace has ended");
+                return Ok(());
+            }
         }
     }
     Ok(())

@@ -29,7 +29,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let paths = args.runtime.paths();
     let reports = match &args.name {
-        Some(name) => detach::meant(&paths, name)
+        Some(name) => detach::meant(&paths, name)?
             .iter()
             .map(|name| detach::detach(&paths, name))
             .collect::<Result<_, _>>()?,

@@ -167,7 +167,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Enters the target's network namespace, if it is another one: one by name, that of a process, or the target's own.
-pub fn enter(netns: Option<&str>, pid: Option<u32>, target: &Target) -> anyhow::Result<()> {
+/// Returns the inode of a namespace that was entered.
+pub fn enter(
+    netns: Option<&str>,
+    pid: Option<u32>,
+    target: &Target,
+) -> anyhow::Result<Option<u64>> {
     let place = match (netns, pid, target) {
         (Some(name), _, _) if name.contains('/') => PathBuf::from(name),
         (Some(name), _, _) => Path::new("/run/netns").join(name),
@@ -178,14 +183,15 @@ pub fn enter(netns: Option<&str>, pid: Option<u32>, target: &Target) -> anyhow::
         {
             format!("/proc/{pid}/ns/net").into()
         }
-        _ => return Ok(()),
+        _ => return Ok(None),
     };
     netns::enter(&place).with_context(|| {
         format!(
             "cannot enter the network namespace {}; it must exist, and entering it takes CAP_SYS_ADMIN",
             place.display()
         )
-    })
+    })?;
+    Ok(netns::own().ok())
 }
 
 /// The progress of the watching, on a terminal's standard error.

@@ -108,9 +108,13 @@ fn headline(group: &Group, style: Style) -> Vec<String> {
         .map_or("the kernel's choice".to_owned(), |policy| {
             policy.to_string()
         });
+    let listen = group.listen.join(", ");
     let mut words = vec![
         group.name.clone(),
-        group.listen.join(", "),
+        match &group.network {
+            Some(network) => format!("{listen} in {network}"),
+            None => listen,
+        },
         policy,
         match group.supervisor_pid {
             Some(pid) if is_awaited(group) => {

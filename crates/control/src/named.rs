@@ -4,7 +4,7 @@ use std::io;
 
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
-use wakeone_observe::{Target, find};
+use wakeone_observe::{Found, Target, find_anywhere};
 
 use crate::paths::Paths;
 use crate::status::{self, Group, Status};
@@ -41,8 +41,9 @@ pub fn all(paths: &Paths) -> Result<Status, Error> {
     })
 }
 
-/// Returns the groups that a text means. It is a group's name, or `:PORT`, `ADDRESS:PORT` or `unix:NAME` where it listens. It may
-/// also be the id of a process or of the supervisor, or the name of a process or unit.
+/// Returns the groups that a text means, in whichever network namespace. It is a group's name, or `:PORT`, `ADDRESS:PORT` or
+/// `unix:NAME` where it listens. It may also be the id of a process or of the supervisor, the name of a process or unit, the id of
+/// a container, or the name or id of a pod.
 ///
 /// # Errors
 /// There is no such group, or the groups cannot be read.
@@ -51,8 +52,11 @@ pub fn groups(paths: &Paths, what: &str) -> Result<Vec<Group>, Error> {
     let names: Vec<String> = all.iter().map(|group| group.name.clone()).collect();
     let meant = meant(all, what, &|target| {
         // The groups' own records may not name the process, so look for it.
-        let found = find(target).unwrap_or_default();
-        let place = |one: wakeone_observe::Found| (one.listener.protocol, one.listener.address);
+        let found = find_anywhere(target).unwrap_or_default();
+        let place = |one: Found| {
+            let namespace = one.network.map(|network| network.namespace);
+            (one.listener.protocol, one.listener.address, namespace)
+        };
         found.into_iter().map(place).collect()
     });
     if meant.is_empty() {
@@ -73,7 +77,8 @@ pub fn known(names: &[String]) -> String {
     }
 }
 
-type Places = Vec<(Protocol, Address)>;
+/// Addresses, each with the network namespace if that is not ours.
+type Places = Vec<(Protocol, Address, Option<u64>)>;
 
 fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> Vec<Group> {
     if all.iter().any(|group| group.name == what) {
@@ -99,10 +104,12 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
     }
     let there = listening(target);
     let here = |group: &Group| {
+        let namespace = group.network.as_ref().map(|network| network.namespace);
         places(group).any(|(p, at)| {
-            there
-                .iter()
-                .any(|one| (one.0 == Protocol::Udp, one.1) == (p == Protocol::Udp, at))
+            let is_it = |one: &&(Protocol, Address, Option<u64>)| {
+                (one.0 == Protocol::Udp, one.1, one.2) == (p == Protocol::Udp, at, namespace)
+            };
+            there.iter().find(is_it).is_some()
         })
     };
     others.into_iter().filter(here).collect()
@@ -118,7 +125,11 @@ fn is_meant(target: &Target, group: &Group) -> bool {
             group.supervisor_pid == Some(*pid)
                 || group.slots.iter().any(|slot| slot.pid == Some(*pid))
         }
-        Target::All | Target::Name(_) => false,
+        Target::Name(name) => {
+            let network = group.network.as_ref();
+            network.is_some_and(|network| network.is_named(name))
+        }
+        Target::All => false,
         place => listens(&|address| place.may_be_at(address)),
     }
 }
@@ -145,6 +156,7 @@ mod tests {
     use super::*;
     use crate::state;
     use crate::state::Identity;
+    use wakeone_model::network::Network;
 
     /// Returns a group without a program, whose worker is this process.
     fn group(name: &str, listen: &[&str]) -> Group {
@@ -162,22 +174,43 @@ mod tests {
             group("dns", &["udp://127.0.0.1:53"]),
             group("at-127-0-0-1-8090", &["127.0.0.1:8090"]),
             group("app", &["unix:/run/app.sock"]),
+            group("own", &["0.0.0.0:7"]),
+            group("pod", &["0.0.0.0:7"]),
+            group("pot", &["0.0.0.0:7"]),
         ];
         let mut all = all;
         all[1].supervisor_pid = None;
         all[2].supervisor_pid = Some(4_000_000);
-        all[3].supervisor_pid = None;
+        for (group, namespace) in all[3..].iter_mut().zip([None, None, Some(8), Some(9)]) {
+            group.supervisor_pid = None;
+            group.network = namespace.map(Network::new);
+        }
+        all[6].network.as_mut().expect("network").pod_name = Some("default/web-1".into());
         let listening = |target: &Target| match target.parts().1 {
             Target::Name(name) if name == "unbound" => {
-                vec![(Protocol::Udp, "127.0.0.1:53".parse().expect("address"))]
+                vec![(
+                    Protocol::Udp,
+                    "127.0.0.1:53".parse().expect("address"),
+                    None,
+                )]
             }
             Target::Address(address) if address.to_string() == "unix:/var/run/app.sock" => {
                 vec![(
                     Protocol::Unix,
                     "unix:/run/app.sock".parse().expect("address"),
+                    None,
                 )]
             }
-            Target::Pid(77) => vec![(Protocol::Tcp, "127.0.0.1:8090".parse().expect("address"))],
+            Target::Pid(77) => vec![(
+                Protocol::Tcp,
+                "127.0.0.1:8090".parse().expect("address"),
+                None,
+            )],
+            Target::Pid(78) => vec![(
+                Protocol::Tcp,
+                "0.0.0.0:7".parse().expect("address"),
+                Some(8),
+            )],
             _ => Vec::new(),
         };
         let meant = meant(all, what, &listening);
@@ -206,10 +239,14 @@ mod tests {
             // By a process that listens.
             ("unbound", "dns"),
             ("77", "at-127-0-0-1-8090"),
+            // In another network namespace.
+            ("78", "pod"),
+            ("web-1", "pot"),
         ] {
             assert_eq!(names(what), [group], "{what}");
         }
         assert_eq!(names(&std::process::id().to_string()), ["web"]);
+        assert_eq!(names(":7"), ["own", "pod", "pot"]);
         for none in [
             "tcp://:53",
             "tcp://53",
@@ -220,7 +257,7 @@ mod tests {
             "nginx",
             "unix:@/run/app.sock",
             "unix:/run/another.sock",
-            "78",
+            "79",
             "pid:80",
             "/",
             "",

@@ -41,6 +41,17 @@ pub fn plain_name(address: Address) -> String {
     plain.replace(['.', ':', '%'], "-")
 }
 
+/// Returns a group's name of two parts. Where that is too long, the first is cut and ends with a hash of itself.
+pub fn joined_name(first: &str, second: &str) -> String {
+    let room = MOST_OF_ANY_NAME.saturating_sub(second.len());
+    if first.len() <= room {
+        return format!("{first}{second}");
+    }
+    let hash = format!("-{:08x}", fnv1a(first.as_bytes()));
+    let cut: String = first.chars().take(room - hash.len()).collect();
+    format!("{cut}{hash}{second}")
+}
+
 /// The IPv4 address that an IPv6 socket has, as Java's do.
 fn of_ipv4(address: SocketAddr) -> Option<SocketAddr> {
     let SocketAddr::V6(six) = address else {
@@ -50,8 +61,10 @@ fn of_ipv4(address: SocketAddr) -> Option<SocketAddr> {
     Some((four, six.port()).into())
 }
 
-/// A group's name has 64 bytes at most.
+/// Of the name of a group at a UNIX socket: the part that is cut.
 const MOST_OF_A_NAME: usize = 48;
+/// A group's name has so many bytes at most.
+const MOST_OF_ANY_NAME: usize = 64;
 
 /// The paths of all groups of one runtime folder.
 #[derive(Debug, Clone, PartialEq, Eq)]

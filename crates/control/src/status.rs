@@ -13,6 +13,7 @@ use wakeone_bpf::table::{
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 use wakeone_model::listener::Protocol;
+use wakeone_model::network::Network;
 
 use crate::group_table::GroupTable;
 use crate::orphans::{self, Orphan};
@@ -38,6 +39,9 @@ pub struct Group {
     pub name: String,
     /// The addresses that it listens on.
     pub listen: Vec<String>,
+    /// The network namespace of its sockets, where that is another one than that of its agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
     /// `tcp`, `unix`, or `udp` for a group of UDP sockets, where nothing is open, moved or counted out.
     pub protocol: &'static str,
     /// For UDP: how the datagrams of a flow are kept together.
@@ -230,6 +234,7 @@ pub fn group(name: String, state: Option<&State>, open: Option<&GroupTable>) -> 
                 format!("{protocol}{}", at.address())
             })
             .collect(),
+        network: state.and_then(|state| state.network.clone()),
         steered: table.is_some() && !replaced,
         replaced,
         queued: one_queue.map(|table| table.slot(0).queued().load(Relaxed)),

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -11,6 +12,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use rustix::net::{AddressFamily, SocketType};
 use wakeone_model::listener::Protocol;
 
+use crate::capability::{self, Capability};
 use crate::socket;
 use crate::socket::diag::{self, Which};
 
@@ -42,12 +44,82 @@ pub fn enter(file: &Path) -> io::Result<()> {
     Ok(setns(File::open(file)?, CloneFlags::CLONE_NEWNET)?)
 }
 
+/// The inode of the network namespace of this thread.
+///
+/// # Errors
+/// /proc is not mounted.
+pub fn own() -> io::Result<u64> {
+    inode_in(Path::new("/proc/thread-self/ns/net"))
+}
+
+/// The inode of the network namespace of a process. The kernel waits for nothing of the process here
+/// (`proc_ns_readlink` in fs/proc/namespaces.c).
+///
+/// # Errors
+/// It has ended, or may not be looked into.
+pub fn of(pid: u32) -> io::Result<u64> {
+    inode_in(Path::new(&format!("/proc/{pid}/ns/net")))
+}
+
+/// Reads `net:[INODE]`.
+fn inode_in(link: &Path) -> io::Result<u64> {
+    let text = std::fs::read_link(link)?;
+    let inode = text
+        .to_str()
+        .and_then(|text| text.strip_prefix("net:[")?.strip_suffix(']'));
+    inode
+        .and_then(|inode| inode.parse().ok())
+        .ok_or_else(|| io::Error::other(format!("{} is no network namespace", link.display())))
+}
+
 /// Whether a process is in the network namespace of this thread; true where that cannot be told.
 pub fn is_ours(pid: u32) -> bool {
-    let own = std::fs::read_link("/proc/thread-self/ns/net");
-    match (own, crate::proc::reader::link(pid, "ns/net")) {
-        (Ok(own), Ok(other)) => own.as_os_str().as_encoded_bytes() == other,
+    match (own(), of(pid)) {
+        (Ok(own), Ok(other)) => own == other,
         _ => true,
+    }
+}
+
+/// Runs something in the network namespace of this inode, which one of these processes is in. It needs CAP_SYS_ADMIN, and
+/// nothing keeps the namespace alive afterwards but what was made in it.
+///
+/// # Errors
+/// `NotFound` if none of them is in it any more; that of setns(2).
+///
+/// # Panics
+/// If this thread cannot return: it would go on in the wrong place.
+pub fn within<T>(namespace: u64, pids: &[u32], run: impl FnOnce() -> T) -> io::Result<T> {
+    let gone = || io::Error::new(io::ErrorKind::NotFound, "its network namespace has ended");
+    let open = |pid: &u32| {
+        let file = File::open(format!("/proc/{pid}/ns/net")).ok()?;
+        // Another process may have the number now.
+        let is_it = file.metadata().is_ok_and(|about| about.ino() == namespace);
+        is_it.then_some(file)
+    };
+    let there = pids.iter().find_map(open).ok_or_else(gone)?;
+    let home = File::open("/proc/thread-self/ns/net")?;
+    go_to(&there)?;
+    drop(there);
+    let back = Home(home);
+    let result = run();
+    drop(back);
+    Ok(result)
+}
+
+/// Moves this thread. The capability may be one that it has in reserve.
+fn go_to(namespace: &File) -> io::Result<()> {
+    let enter = || setns(namespace, CloneFlags::CLONE_NEWNET);
+    Ok(capability::with(&[Capability::CAP_SYS_ADMIN], enter)?)
+}
+
+/// Returns to a network namespace when dropped.
+struct Home(File);
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if let Err(error) = go_to(&self.0) {
+            panic!("cannot return to the own network namespace: {error}");
+        }
     }
 }
 
@@ -123,6 +195,36 @@ fn is_listed(socket: BorrowedFd<'_>) -> io::Result<bool> {
 mod tests {
     use super::*;
     use std::net::{TcpListener, UdpSocket};
+
+    #[test]
+    fn something_is_done_within_another_namespace_and_then_at_home() {
+        let own_pid = std::process::id();
+        let home = own().expect("own");
+        assert_eq!(of(own_pid).expect("of"), home);
+        assert!(is_ours(own_pid) && of(u32::MAX).is_err());
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: only root can enter a network namespace");
+        }
+        let mut other = Command::new("unshare");
+        other.args(["--net", "sh", "-c", "echo; exec sleep 60"]);
+        let mut other = other
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut line = [0];
+        let mut told = other.stdout.take().expect("stdout");
+        io::Read::read_exact(&mut told, &mut line).expect("it is there");
+        let there = of(other.id()).expect("of");
+        assert_ne!(there, home);
+        let seen = within(there, &[own_pid, other.id()], || own().expect("own"));
+        assert_eq!(seen.expect("entered"), there);
+        assert_eq!(own().expect("own"), home);
+        let wrong = within(there, &[own_pid], || ()).expect_err("not in it");
+        assert_eq!(wrong.kind(), io::ErrorKind::NotFound);
+        other.kill().expect("kill");
+        other.wait().expect("wait");
+        within(there, &[other.id()], || ()).expect_err("gone");
+    }
 
     #[test]
     fn sockets_of_another_namespace_are_told_from_ours() {

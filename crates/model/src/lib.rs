@@ -11,6 +11,7 @@ pub mod layout;
 pub mod listener;
 pub mod looks;
 pub mod moves;
+pub mod network;
 pub mod quic;
 pub mod reads;
 pub mod snapshot;

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use wakeone_kernel::netns;
 use wakeone_kernel::proc::stat;
 use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::socket::diag::{self, Entry, Which};
 use wakeone_kernel::socket::unix_diag::{self, Bound, Kind};
 use wakeone_model::address::{Address, UnixName};
 use wakeone_model::listener::{Listener, Process, Protocol, Socket};
+use wakeone_model::network::Network;
 
 use crate::{Error, Target};
 
@@ -20,7 +22,35 @@ pub struct Found {
     pub pids: Vec<u32>,
     /// The number of processes whose descriptors we may not read: one of them may hold the listener as well.
     pub hidden: usize,
+    /// The network namespace that it is in, if that is not ours: see [`Found::in_network`].
+    pub network: Option<Network>,
 }
+
+impl Found {
+    /// Notes that it was found in this network namespace, which is not ours, and in whose container it is.
+    #[must_use]
+    pub fn in_network(mut self, namespace: u64) -> Self {
+        let cgroups = |pid: &u32| stat::text_of(*pid, "cgroup").ok();
+        let theirs = self.pids.iter().find_map(cgroups).unwrap_or_default();
+        let mut network = Network::of_cgroups(namespace, &theirs);
+        // Where we are in the same container, that is nothing by which it differs.
+        let own = Network::of_cgroups(0, &cgroups(&std::process::id()).unwrap_or_default());
+        network
+            .container
+            .take_if(|id| own.container.as_ref() == Some(id));
+        network.pod.take_if(|id| own.pod.as_ref() == Some(id));
+        if network.pod.is_some() {
+            let folders = std::fs::read_dir(POD_FOLDERS).into_iter().flatten();
+            let mut names = folders.flatten().map(|folder| folder.file_name());
+            names.find(|name| name.to_str().is_some_and(|name| network.see_folder(name)));
+        }
+        self.network = Some(network);
+        self
+    }
+}
+
+/// A kubelet keeps the logs of each pod in a folder here, by its name.
+const POD_FOLDERS: &str = "/var/log/pods";
 
 fn unanswered(source: std::io::Error) -> Error {
     Error::Kernel {
@@ -153,6 +183,25 @@ pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
     }
 }
 
+/// As [`find`]. A process in another network namespace is looked for there, which takes CAP_SYS_ADMIN.
+///
+/// # Errors
+/// As there.
+pub fn find_anywhere(target: &Target) -> Result<Vec<Found>, Error> {
+    let found = find(target);
+    let (Err(_), Target::Pid(pid) | Target::Number(pid)) = (&found, target.parts().1) else {
+        return found;
+    };
+    let Some(namespace) = netns::of(*pid).ok().filter(|_| !netns::is_ours(*pid)) else {
+        return found;
+    };
+    let there = netns::within(namespace, &[*pid], || find(target)).unwrap_or(found)?;
+    Ok(there
+        .into_iter()
+        .map(|one| one.in_network(namespace))
+        .collect())
+}
+
 fn is_among(one: &Found, others: &[Found]) -> bool {
     let is_same = |other: &Found| {
         let inodes = one.listener.sockets.iter().map(|socket| socket.inode);
@@ -193,6 +242,7 @@ fn find_as(target: &Target) -> Result<Vec<Found>, Error> {
                 pids: processes.around(&inodes),
                 hidden: processes.hidden,
                 listener,
+                network: None,
             }
         })
         .filter(|found| {

@@ -13,7 +13,7 @@ pub mod text;
 mod unread;
 pub mod watcher;
 
-pub use find::{Found, find};
+pub use find::{Found, find, find_anywhere};
 pub use target::Target;
 pub use watcher::Watcher;
 

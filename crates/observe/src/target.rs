@@ -75,6 +75,15 @@ impl Target {
         }
     }
 
+    /// It as an argument of a command.
+    pub fn to_argument(&self) -> String {
+        match self {
+            Target::Pid(pid) => format!("pid:{pid}"),
+            Target::By(protocol, target) => format!("{protocol}://{}", target.to_argument()),
+            other => other.to_string(),
+        }
+    }
+
     /// The meanings of a number, the first choice first: a port, and a process. Any other target means itself.
     pub fn readings(&self) -> Vec<Target> {
         match self {
@@ -234,6 +243,10 @@ mod tests {
         assert_eq!(readings("80"), [Target::Port(80), Target::Pid(80)]);
         assert_eq!(readings("70000"), [Target::Pid(70000)]);
         assert_eq!(readings("pid:80"), [Target::Pid(80)]);
+        for text in ["pid:80", "udp://pid:80", ":80", "tcp://nginx", "unix:@app"] {
+            let target: Target = text.parse().expect("a target");
+            assert_eq!(target.to_argument(), text);
+        }
         let udp = |target| Target::By(Protocol::Udp, Box::new(target));
         assert_eq!(
             readings("udp://53"),

@@ -128,7 +128,7 @@ impl QueueGroup {
 
     /// Its name.
     pub fn name(&self) -> String {
-        name_of(Protocol::Udp, self.address.into())
+        name_of(Protocol::Udp, self.address.into(), None)
     }
 
     /// Whether this is the shared socket, or one of its queues.
@@ -179,6 +179,7 @@ impl QueueGroup {
             }),
             command: vec![state::SPLIT.into()],
             attached: true,
+            network: None,
         };
         SteeredGroup::take(&paths.runtime, &self.name(), origin)
             .map_err(|error| Reason::Steering(error.to_string()))

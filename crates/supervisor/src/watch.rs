@@ -286,6 +286,7 @@ impl Supervisor {
             workers: self.workers,
             serving: self.serving(),
             fixed: None,
+            network: None,
         }
     }
 }

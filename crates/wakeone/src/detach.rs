@@ -27,7 +27,7 @@ use wakeone_control::policy::Policy;
 use wakeone_control::repair::repair;
 use wakeone_control::state::Identity;
 use wakeone_control::state::{self, GroupDir, ListenAt, State, StateError};
-use wakeone_control::status;
+use wakeone_control::status::{self, Group};
 use wakeone_steering::dispatcher::sweep_halves;
 
 /// The things that were removed.
@@ -61,6 +61,14 @@ pub enum Error {
         name: String,
         /// The groups that exist instead.
         known: String,
+    },
+    /// An address is that of groups in several network namespaces.
+    #[error("{what} means {names}, each in a network namespace of its own; name one of them")]
+    Ambiguous {
+        /// The address.
+        what: String,
+        /// The groups.
+        names: String,
     },
     /// Its supervisor lives and would go on as if it were steered; or its folder is not available.
     #[error(transparent)]
@@ -188,10 +196,13 @@ fn parts(name: &str, state: Option<&State>) -> Vec<String> {
 }
 
 /// Returns the groups that a name, an address or a process means (see [`named::groups`]). An unknown text is taken as a
-/// name, so that the error shows it.
-pub fn meant(paths: &Paths, what: &str) -> Vec<String> {
+/// name, so that the error shows it. An address means the one of our own network namespace, if there is a group.
+///
+/// # Errors
+/// [`Error::Ambiguous`]: there are groups in several other namespaces.
+pub fn meant(paths: &Paths, what: &str) -> Result<Vec<String>, Error> {
     let names = status::names(paths).unwrap_or_default();
-    let found = named::groups(paths, what).unwrap_or_default();
+    let found = in_one_network(what, named::groups(paths, what).unwrap_or_default())?;
     let whole = |name: String| match name.strip_suffix(DATAGRAM_SUFFIX) {
         // The UDP part of a group is removed with the rest of it.
         Some(rest) if names.iter().any(|name| name == rest) => rest.to_owned(),
@@ -203,7 +214,26 @@ pub fn meant(paths: &Paths, what: &str) -> Vec<String> {
     if found.is_empty() {
         found.push(what.to_owned());
     }
-    found
+    Ok(found)
+}
+
+/// Those in our own network namespace, or in the only other one.
+fn in_one_network(what: &str, found: Vec<Group>) -> Result<Vec<Group>, Error> {
+    let (own, others): (Vec<Group>, Vec<Group>) =
+        found.into_iter().partition(|one| one.network.is_none());
+    if !own.is_empty() {
+        return Ok(own);
+    }
+    let namespace = |one: &Group| one.network.as_ref().map(|network| network.namespace);
+    let is_of_first = |one: &Group| namespace(one) == others.first().and_then(namespace);
+    if others.iter().all(is_of_first) {
+        return Ok(others);
+    }
+    let names: Vec<String> = others.into_iter().map(|group| group.name).collect();
+    Err(Error::Ambiguous {
+        what: what.to_owned(),
+        names: names.join(", "),
+    })
 }
 
 /// Takes the group's folder. The agent of an attached server ends when asked to, and detaches by itself; a supervisor

@@ -19,7 +19,9 @@ use wakeone_observe::{Found, Target, find};
 use wakeone_supervisor::notify::{self, Watchdog};
 use wakeone_supervisor::server::{Server, Signals};
 
-use crate::attach::{AttachConfig, AttachManager, Event, Wanted, below_us, examine};
+use crate::attach::{
+    AttachConfig, AttachManager, Event, Owners, Servers, Wanted, below_us, examine,
+};
 use crate::metrics::{self, Monitor};
 use wakeone_control::paths::Paths;
 use wakeone_control::repair::repair_all;
@@ -144,7 +146,8 @@ pub fn run_beside(
         let wanted = |target: &Target| Wanted {
             target: target.clone(),
             config: config.clone(),
-            owners: Vec::new(),
+            owners: Owners::default(),
+            servers: Servers::default(),
         };
         targets.iter().map(wanted)
     });

@@ -14,6 +14,7 @@ use wakeone_bpf::table::flag;
 use wakeone_kernel::capability;
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
+use wakeone_model::network::Network;
 
 use crate::metrics::Source;
 use wakeone_control::move_log::MoveLog;
@@ -36,15 +37,23 @@ pub struct Origin {
     pub command: Vec<String>,
     /// Whether its sockets are another program's, and go on without us.
     pub attached: bool,
+    /// The network namespace of its sockets, if that is not ours.
+    pub network: Option<Network>,
 }
 
 impl Origin {
     /// That of a server that makes its sockets itself. `command`: the one that we started it by, else empty.
-    pub fn of_server(protocol: Protocol, address: Address, command: &[String]) -> Self {
+    pub fn of_server(
+        protocol: Protocol,
+        address: Address,
+        network: Option<Network>,
+        command: &[String],
+    ) -> Self {
         Self {
             listen: ListenAt::of(protocol, address),
             command: command.to_vec(),
             attached: true,
+            network,
         }
     }
 
@@ -80,6 +89,7 @@ impl Origin {
             workers: 0,
             serving: 0,
             fixed: None,
+            network: self.network.clone(),
         })
     }
 }

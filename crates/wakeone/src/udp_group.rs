@@ -294,6 +294,7 @@ impl Steered {
             listen: endpoint.into(),
             command: std::env::args().collect(),
             attached: false,
+            network: None,
         };
         let mut group = SteeredGroup::take(&options.runtime_dir, &name, origin)?;
         let own_cgroup = cgroup::own();

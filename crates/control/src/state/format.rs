@@ -11,6 +11,7 @@ use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::stat::{Stat, TICK_NS};
 use wakeone_model::address::{Address, UnixName};
 use wakeone_model::listener::Protocol;
+use wakeone_model::network::Network;
 
 use crate::account::Account;
 
@@ -61,6 +62,9 @@ pub struct State {
     /// Why that number cannot change while the supervisor runs, as the end of a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<String>,
+    /// The network namespace of its sockets, if that is not the one that its supervisor was started in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
 }
 
 fn is_zero(number: &usize) -> bool {
@@ -318,6 +322,10 @@ impl State {
             (
                 self.attached || self.listen.iter().all(|at| at.endpoint().is_some()),
                 "a UNIX socket is not of a server that is attached to",
+            ),
+            (
+                self.network.as_ref().is_none_or(Network::is_sound),
+                "its network namespace is impossible",
             ),
             (
                 (1..=MOST_SLOTS).contains(&self.slots.len()),

@@ -3,6 +3,7 @@ use std::os::unix::fs::MetadataExt;
 use super::*;
 use crate::state::{Identity, ListenAt};
 use wakeone_model::listener::Protocol;
+use wakeone_model::network::Network;
 
 fn at(port: u16) -> ListenAt {
     let address: std::net::SocketAddr = ([127, 0, 0, 1], port).into();
@@ -24,6 +25,7 @@ fn sample() -> State {
         workers: 2,
         serving: 1,
         fixed: Some("it is so".to_owned()),
+        network: Some(Network::new(7)),
         schema: SCHEMA,
         name: "web".to_owned(),
         boot: "b".to_owned(),
@@ -109,6 +111,11 @@ fn each_flaw_is_seen() {
             state.reserved = vec![Some(none); state.listen.len()];
         }),
         ("no command", |state| state.task.command.clear()),
+        ("network", |state| {
+            let mut network = Network::new(7);
+            network.container = Some("..".to_owned());
+            state.network = Some(network);
+        }),
         ("lacks a listener", |state| state.slots[1].inodes.clear()),
         ("same listener", |state| state.slots[1].inodes[0] = 100),
         ("same worker", |state| {

@@ -5,6 +5,7 @@ pub mod doing;
 pub mod exits;
 pub(crate) mod line;
 pub mod netstat;
+pub mod networks;
 pub mod process;
 pub(crate) mod reader;
 pub mod refusal;

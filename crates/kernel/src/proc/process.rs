@@ -73,6 +73,13 @@ pub fn is_ending(pid: u32) -> bool {
     Stat::of(pid).map_or(true, |stat| stat.ending || matches!(stat.state, 'Z' | 'X'))
 }
 
+/// The path of a process's executable, as the process sees it. It may have been replaced or removed since.
+pub fn executable(pid: u32) -> Option<String> {
+    let path = String::from_utf8(reader::link(pid, "exe").ok()?).ok()?;
+    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+    Some(path.to_owned())
+}
+
 /// The user by whom a process makes files, which is that of the connections that it accepts.
 pub fn file_user(pid: u32) -> Option<u32> {
     let [.., file_system] = line::users(&reader::file(pid, "status").ok()?)?;

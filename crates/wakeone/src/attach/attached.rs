@@ -90,12 +90,22 @@ const OPENING: Duration = Duration::from_millis(100);
 const CALM: Duration = Duration::from_millis(500);
 /// A server that has closed its last socket opens others in less if it goes on. Its programs stay loaded meanwhile.
 const LINGER: Duration = Duration::from_secs(1);
-/// How often to look whether the server has set another program.
+/// How often to look whether the server has set another program, and while no connection comes.
 const CHOOSER_EVERY: Duration = Duration::from_secs(1);
+const QUIET_CHOOSER: Duration = Duration::from_secs(8);
 /// After the end of a worker: for how long to look for its successor each time.
 const SUCCESSOR_WITHIN: Duration = Duration::from_secs(1);
 /// A server that replaces its workers has the next ones accept in less: they may be busy at one look.
 const HANDOVER: Duration = Duration::from_millis(100);
+/// Why a group is to be followed.
+#[derive(Debug, Clone, Copy)]
+pub struct Due {
+    /// No connection came for a while.
+    quiet: bool,
+    /// The sockets that the programs had seen to change.
+    changes: u32,
+}
+
 /// The result of following a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
@@ -124,7 +134,8 @@ impl Attached {
                 advice: String::new(),
             });
         }
-        let origin = Origin::of_server(candidate.protocol(), address.into(), command);
+        let network = candidate.network.clone();
+        let origin = Origin::of_server(candidate.protocol(), address.into(), network, command);
         let mut group = SteeredGroup::take(&paths.runtime, &candidate.name, origin)?;
         // Without pins an earlier agent was killed before it attached anything.
         let kept = group.was_attached()? && paths.group_pins(&candidate.name).exists();
@@ -199,16 +210,9 @@ impl Attached {
         self.group.name()
     }
 
-    /// Follows the group: sockets that came or went, workers that ended or took over.
-    ///
-    /// # Errors
-    /// When the kernel does not show its sockets, or the state cannot be written.
-    pub fn follow(&mut self) -> Result<Presence, Error> {
+    /// Returns why the group has to be followed now, if it has.
+    pub fn due(&mut self) -> Option<Due> {
         let now = Instant::now();
-        if now.duration_since(self.asked) >= CHOOSER_EVERY {
-            self.asked = now;
-            self.see_chooser();
-        }
         let placed = self.group.agent().map_or(0, Agent::placed);
         let quiet = self.pace.is_quiet(placed, now);
         let ended = self.watcher.lost_a_process();
@@ -216,8 +220,24 @@ impl Attached {
         let noticed = self.note_sockets(now);
         let changes = self.group.changes();
         self.hear_again(now);
-        if self.is_opening() || !noticed && !ended && !self.pace.is_due(quiet, now) {
-            return Ok(Presence::Here);
+        let is_due = noticed || ended || self.pace.is_due(quiet, now);
+        (is_due && !self.is_opening()).then_some(Due { quiet, changes })
+    }
+
+    /// Follows the group: sockets that came or went, workers that ended or took over.
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets, or the state cannot be written.
+    pub fn follow(&mut self, due: Due) -> Result<Presence, Error> {
+        let Due { quiet, changes } = due;
+        let now = Instant::now();
+        let choosers_every = match quiet {
+            true => QUIET_CHOOSER,
+            false => CHOOSER_EVERY,
+        };
+        if now.duration_since(self.asked) >= choosers_every {
+            self.asked = now;
+            self.see_chooser();
         }
         let lately = self.left.values().max();
         let workers_every = match lately {

@@ -15,10 +15,11 @@ use wakeone_model::accept::Shape;
 use wakeone_model::address::Address;
 use wakeone_model::advice;
 use wakeone_model::listener::{Protocol, Socket};
+use wakeone_model::network::Network;
 use wakeone_observe::{Found, Watcher};
 
 use super::error::Error;
-use wakeone_control::paths::plain_name;
+use wakeone_control::paths::{joined_name, plain_name};
 use wakeone_steering::slot_sockets::RemoteFd;
 
 /// A socket of the group, and its worker.
@@ -47,6 +48,8 @@ impl Member {
 pub struct AttachCandidate {
     /// The name that its group will have.
     pub name: String,
+    /// The network namespace that it is in, if that is not ours.
+    pub network: Option<Network>,
     /// Its sockets.
     pub members: Vec<Member>,
     /// Connections open now.
@@ -78,12 +81,18 @@ impl AttachCandidate {
 }
 
 /// The group's name for an address: letters, digits and dashes only.
-pub fn name_of(protocol: Protocol, address: Address) -> String {
+///
+/// In another network namespace the same address is another group, named by its container too.
+pub fn name_of(protocol: Protocol, address: Address, network: Option<&Network>) -> String {
     let protocol = match protocol {
         Protocol::Udp => "udp-",
         _ => "",
     };
-    format!("at-{protocol}{}", plain_name(address))
+    let name = format!("at-{protocol}{}", plain_name(address));
+    match network {
+        None => name,
+        Some(network) => joined_name(&name, &format!("-in-{}", network.label())),
+    }
 }
 
 /// Checks whether a listener can be steered, and finds its workers.
@@ -111,7 +120,8 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
         match sharing(found, socket, watcher.pids()) {
             Ok(sharing) => {
                 return Ok(AttachCandidate {
-                    name: name_of(found.listener.protocol, address),
+                    name: name_of(found.listener.protocol, address, found.network.as_ref()),
+                    network: found.network.clone(),
                     members: Vec::new(),
                     open: open_at(found.listener.protocol, address),
                     sharing: Some(sharing),
@@ -144,7 +154,8 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
         open_at(found.listener.protocol, address)
     };
     Ok(AttachCandidate {
-        name: name_of(found.listener.protocol, address),
+        name: name_of(found.listener.protocol, address, found.network.as_ref()),
+        network: found.network.clone(),
         members,
         open,
         sharing: None,
@@ -351,11 +362,28 @@ mod tests {
             ("[::1]:80", "at---1-80"),
             ("[::ffff:127.0.0.1]:80", "at-mapped-127-0-0-1-80"),
         ] {
-            let of = name_of(Protocol::Tcp, address.parse().expect("address"));
+            let of = name_of(Protocol::Tcp, address.parse().expect("address"), None);
             assert_eq!(of, name);
             assert!(state::is_name(&of));
         }
-        let udp = name_of(Protocol::Udp, "[::]:53".parse().expect("address"));
+        let udp = name_of(Protocol::Udp, "[::]:53".parse().expect("address"), None);
         assert_eq!(udp, "at-udp----53");
+    }
+
+    #[test]
+    fn an_address_has_a_name_in_each_network() {
+        let mut network = Network::new(4_026_532_281);
+        let address = "127.0.0.1:80".parse().expect("address");
+        let name = |network: &Network| name_of(Protocol::Tcp, address, Some(network));
+        assert_eq!(name(&network), "at-127-0-0-1-80-in-4026532281");
+        network.container = Some("ab".repeat(32));
+        assert_eq!(name(&network), "at-127-0-0-1-80-in-abababababab");
+        let long = ["2001:db8:1234:5678:9abc:def0:1234:567", "8"].concat();
+        let names = [6000, 60001, 60002].map(|port| {
+            let address = format!("[{long}]:{port}").parse().expect("address");
+            name_of(Protocol::Udp, address, Some(&network))
+        });
+        assert!(names.iter().all(|name| state::is_name(name)), "{names:?}");
+        assert!(names[1] != names[2], "{names:?}");
     }
 }

@@ -2,25 +2,28 @@
 //! back. This is the process that `wakeone attach` leaves behind, and that `wakeone agent` runs as.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
-use wakeone_kernel::capability;
-use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::{networks, process};
+use wakeone_kernel::{capability, netns};
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
+use wakeone_model::network::Network;
 use wakeone_observe::{Found, Target, find};
 
 use super::attached::{BETWEEN_SOCKETS, Presence};
-use super::candidate::{AttachCandidate, examine, name_of};
+use super::candidate::{AttachCandidate, examine};
 use super::config::AttachConfig;
 use super::error::Error;
 use super::search::{Search, sockets};
-use super::selection::{admitted, meant};
+use super::selection::{Owners, admitted, meant};
 use super::server::Server;
+use super::servers::{Servers, wish};
 use crate::metrics::Monitor;
 use crate::steered::{Origin, SteeredGroup};
 use wakeone_control::paths::Paths;
@@ -37,7 +40,9 @@ pub struct Wanted {
     /// How to steer them.
     pub config: AttachConfig,
     /// Users whose servers it may mean, beside root and ourselves.
-    pub owners: Vec<u32>,
+    pub owners: Owners,
+    /// What those servers have in common beside their address.
+    pub servers: Servers,
 }
 
 /// Something worth a log line.
@@ -72,6 +77,28 @@ pub(crate) fn below_us(found: Vec<Found>) -> Vec<Found> {
 fn holds(pid: u32, found: &Found) -> bool {
     let held = process::sockets_of(pid).unwrap_or_default();
     held.iter().any(|(_, inode)| found.listener.has(*inode))
+}
+
+/// Waits for a time, or for one of the notices or of `also`. Returns whether there was a notice.
+pub(super) fn wait<'a>(
+    time: Duration,
+    notices: impl Iterator<Item = BorrowedFd<'a>>,
+    also: impl IntoIterator<Item = BorrowedFd<'a>>,
+) -> bool {
+    let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+    let mut all: Vec<_> = notices.map(polled).collect();
+    let own = all.len();
+    let apart = match own {
+        0 => Duration::ZERO,
+        // Sockets that begin to listen together are seen by one look.
+        _ => NOTICES_APART.min(time),
+    };
+    std::thread::sleep(apart);
+    let left = Timespec::try_from(time.saturating_sub(apart)).ok();
+    all.extend(also.into_iter().map(polled));
+    // After a signal it waits for less.
+    let _ = poll(&mut all, left.as_ref());
+    all[..own].iter().any(|one| !one.revents().is_empty())
 }
 
 /// Returns the place of a listener. One of Multipath TCP is refused whatever is there.
@@ -114,6 +141,16 @@ pub struct AttachManager {
     /// Serves their metrics, with those of the kernel's tracepoints if asked for.
     monitor: Option<(Arc<Monitor>, bool)>,
     search: Search,
+    /// Where the servers are, if not in the network namespace of this thread.
+    elsewhere: Option<Elsewhere>,
+}
+
+/// Another network namespace.
+#[derive(Debug)]
+struct Elsewhere {
+    namespace: u64,
+    /// Processes that are in it: by them it is entered. Empty: this thread is in it itself.
+    pids: Vec<u32>,
 }
 
 impl AttachManager {
@@ -129,7 +166,67 @@ impl AttachManager {
             given_up: BTreeSet::new(),
             monitor: None,
             search: Search::new(),
+            elsewhere: None,
         }
+    }
+
+    /// Notes that the servers are in another network namespace than ours. This thread is in it now, and stays there, or else
+    /// finds it by the processes that [`AttachManager::see_processes`] tells.
+    #[must_use]
+    pub fn in_network(mut self, namespace: u64) -> Self {
+        let pids = Vec::new();
+        self.elsewhere = Some(Elsewhere { namespace, pids });
+        self
+    }
+
+    /// Notes which processes are in its network namespace.
+    pub(super) fn see_processes(&mut self, pids: Vec<u32>) {
+        if let Some(elsewhere) = &mut self.elsewhere {
+            elsewhere.pids = pids;
+        }
+    }
+
+    /// Does something in its network namespace.
+    ///
+    /// # Errors
+    /// The namespace has ended, or cannot be entered.
+    pub(super) fn within<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> io::Result<T> {
+        match self.entry() {
+            Some((namespace, pids)) => netns::within(namespace, &pids, || act(self)),
+            None => Ok(act(self)),
+        }
+    }
+
+    /// The network namespace that must be entered, and by whose processes.
+    fn entry(&self) -> Option<(u64, Vec<u32>)> {
+        let elsewhere = self.elsewhere.as_ref();
+        let entered = elsewhere.filter(|elsewhere| !elsewhere.pids.is_empty());
+        entered.map(|one| (one.namespace, one.pids.clone()))
+    }
+
+    /// Whether it has no server, and nobody is left in the network namespace who could start one: only this process keeps it.
+    pub fn is_abandoned(&self) -> bool {
+        let elsewhere = self.elsewhere.as_ref();
+        self.groups.is_empty()
+            && elsewhere.is_some_and(|one| !networks::is_inhabited(one.namespace))
+    }
+
+    /// Whether it steers a server, or waits for one to come back.
+    pub(super) fn has_groups(&self) -> bool {
+        !self.groups.is_empty() || !self.awaited.is_empty()
+    }
+
+    /// Lets go of all servers: their network namespace has ended with them.
+    pub(super) fn abandon(mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (_, (_, attached)) in std::mem::take(&mut self.groups) {
+            events.push(Event::Gone(attached.name().to_owned()));
+            self.let_go(attached);
+        }
+        for group in std::mem::take(&mut self.awaited).into_values() {
+            group.forget_state();
+        }
+        events
     }
 
     /// Notes that we started the servers, by this command: they end with us.
@@ -186,12 +283,13 @@ impl AttachManager {
         &mut self,
         candidate: AttachCandidate,
         config: AttachConfig,
-        owners: Vec<u32>,
+        owners: Owners,
     ) -> Result<&Server, Error> {
         let wanted = Wanted {
             target: Target::at(candidate.protocol(), candidate.address()),
             config: config.clone(),
             owners,
+            servers: Servers::default(),
         };
         let at = self.start(candidate, config)?;
         self.wanted.push(wanted);
@@ -203,10 +301,11 @@ impl AttachManager {
         let at = (candidate.protocol(), candidate.address());
         // The group's folder is ours already then.
         let was_awaited = self.awaited.remove(&at).is_some();
+        let (name, network) = (candidate.name.clone(), candidate.network.clone());
         let attached =
             Server::start(candidate, &config, &self.paths, &self.command).inspect_err(|_| {
                 if was_awaited {
-                    self.wait_at(at);
+                    self.wait_at(at, &name, network);
                 }
             })?;
         self.show(&attached);
@@ -215,10 +314,10 @@ impl AttachManager {
     }
 
     /// Shows that a server is waited for.
-    fn wait_at(&mut self, at: Place) {
+    fn wait_at(&mut self, at: Place, name: &str, network: Option<Network>) {
         let (protocol, address) = at;
-        let origin = Origin::of_server(protocol, address, &self.command);
-        let taken = SteeredGroup::take(&self.paths.runtime, &name_of(protocol, address), origin);
+        let origin = Origin::of_server(protocol, address, network, &self.command);
+        let taken = SteeredGroup::take(&self.paths.runtime, name, origin);
         self.note_waiting(at, taken.and_then(|group| group.store().map(|()| group)));
     }
 
@@ -235,6 +334,16 @@ impl AttachManager {
     fn is_wanted(&self, (protocol, address): Place) -> bool {
         let mut wanted = self.wanted.iter();
         wanted.any(|wanted| wanted.target.is_at(protocol, address))
+    }
+
+    /// Where its groups' state and pins are.
+    pub(super) fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Steers these targets from the next [`AttachManager::attach`] on: it has no groups yet.
+    pub(super) fn want_later(&mut self, wanted: Vec<Wanted>) {
+        self.wanted = wanted;
     }
 
     /// Steers these targets from now on, and no others. A change of policy or weights takes effect without detaching.
@@ -277,7 +386,8 @@ impl AttachManager {
             match find(&wanted.target) {
                 Ok(found) => {
                     self.refused.remove(&wanted.target.to_string());
-                    let meant = meant(found, &wanted.target);
+                    let mut meant = meant(found, &wanted.target);
+                    meant.retain(|one| wanted.servers.fit(one));
                     let (meant, refused) = match !self.command.is_empty() {
                         true => (below_us(meant), Vec::new()),
                         false => admitted(meant, &wanted.owners),
@@ -286,20 +396,55 @@ impl AttachManager {
                         self.refuse_once(&wanted.target, &error, events);
                     }
                     for found in meant {
-                        if !there.iter().any(|(f, _)| place_of(f) == place_of(&found)) {
-                            there.push((found, wanted.config.clone()));
+                        if there.iter().any(|(f, _)| place_of(f) == place_of(&found)) {
+                            continue;
                         }
+                        let Some(config) = self.config_for(&found, &wanted, events) else {
+                            continue;
+                        };
+                        let elsewhere = self.elsewhere.as_ref();
+                        let found = match elsewhere.map(|one| one.namespace) {
+                            Some(namespace) => found.in_network(namespace),
+                            None => found,
+                        };
+                        there.push((found, config));
                     }
                 }
                 // Ours has not opened any yet.
                 Err(_) if !self.command.is_empty() => {}
+                // It may be in any other.
+                Err(wakeone_observe::Error::NotFound(_)) if wanted.servers.everywhere => {}
                 Err(error) => self.refuse(wanted.target.to_string(), error.to_string(), events),
             }
         }
         there
     }
 
+    /// How a listener is to be steered; `None` if that is for its server to ask for, and it does not.
+    fn config_for(
+        &mut self,
+        found: &Found,
+        wanted: &Wanted,
+        events: &mut Vec<Event>,
+    ) -> Option<AttachConfig> {
+        let mut config = wanted.config.clone();
+        if wanted.servers.wishing {
+            match wish(found)? {
+                Ok(policy) => config.policy = policy.or(config.policy),
+                Err(why) => {
+                    self.refuse(told(place_of(found)), why, events);
+                    return None;
+                }
+            }
+        }
+        Some(config)
+    }
+
     fn refuse(&mut self, what: String, why: String, events: &mut Vec<Event>) {
+        let why = match &self.elsewhere {
+            Some(elsewhere) => format!("network namespace {}: {why}", elsewhere.namespace),
+            None => why,
+        };
         let refused = self.refused.entry(what).or_insert_with(|| Refused {
             since: Instant::now(),
             why: None,
@@ -353,7 +498,7 @@ impl AttachManager {
                 .any(|one| match (one.target.parts(), protocol) {
                     ((of, _), Protocol::Udp) => of == Some(Protocol::Udp),
                     (
-                        (of, Target::Pid(_) | Target::Number(_) | Target::Name(_)),
+                        (of, Target::All | Target::Pid(_) | Target::Number(_) | Target::Name(_)),
                         Protocol::Unix,
                     ) => of.is_none(),
                     ((of, _), Protocol::Unix) => of == Some(Protocol::Unix),
@@ -364,12 +509,19 @@ impl AttachManager {
         all.into_iter().filter(may_be).collect()
     }
 
+    /// Whether a server may be missing, and it is time to look what listens.
+    pub(super) fn may_attach(&self) -> bool {
+        let (groups, wanted) = (&self.groups, &self.wanted);
+        let is_complete =
+            groups.len() >= wanted.len() && wanted.iter().all(|w| self.has(&w.target));
+        !is_complete && self.search.may_be_due(Instant::now())
+    }
+
     /// Attaches to wanted servers that are not yet steered. Call it a few times a second: it searches processes only
     /// after sockets came or went, and once in a while.
     pub fn attach(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        if self.groups.len() >= self.wanted.len() && self.wanted.iter().all(|w| self.has(&w.target))
-        {
+        if !self.may_attach() {
             return events;
         }
         let protocols = self.protocols();
@@ -434,24 +586,13 @@ impl AttachManager {
         time: Duration,
         also: impl IntoIterator<Item = BorrowedFd<'a>>,
     ) -> bool {
-        let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let notices = self
-            .groups
-            .values()
-            .filter_map(|(_, group)| group.notices());
-        let mut all: Vec<_> = notices.map(|notices| polled(notices.as_fd())).collect();
-        let own = all.len();
-        let apart = match own {
-            0 => Duration::ZERO,
-            // Sockets that begin to listen together are seen by one look.
-            _ => NOTICES_APART.min(time),
-        };
-        std::thread::sleep(apart);
-        let left = Timespec::try_from(time.saturating_sub(apart)).ok();
-        all.extend(also.into_iter().map(polled));
-        // After a signal it waits for less.
-        let _ = poll(&mut all, left.as_ref());
-        all[..own].iter().any(|one| !one.revents().is_empty())
+        wait(time, self.notices(), also)
+    }
+
+    /// What the programs of its groups write when sockets change.
+    pub(super) fn notices(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let groups = self.groups.values().map(|(_, group)| group);
+        groups.filter_map(Server::notices).map(AsFd::as_fd)
     }
 
     /// Follows each group. Call it when a [`AttachManager::wait`] noticed something, and after each [`AttachManager::pause`].
@@ -460,7 +601,14 @@ impl AttachManager {
         let groups = std::mem::take(&mut self.groups);
         for (address, (config, mut attached)) in groups {
             let name = attached.name().to_owned();
-            let presence = attached.follow();
+            let entry = self.entry();
+            let presence = attached.follow(|follow| match &entry {
+                // One that cannot be entered has ended.
+                Some((namespace, pids)) => {
+                    netns::within(*namespace, pids, follow).unwrap_or(Ok(Presence::Gone))
+                }
+                None => follow(),
+            });
             let seen = attached.events().into_iter();
             events.extend(seen.map(|event| Event::Steered(name.clone(), event)));
             match presence {
@@ -484,6 +632,11 @@ impl AttachManager {
 
     /// Detaches from all.
     pub fn end(mut self) {
+        self.detach_all();
+    }
+
+    /// The same, to go on without any.
+    pub(super) fn detach_all(&mut self) {
         for (_, (_, attached)) in std::mem::take(&mut self.groups) {
             self.detach(attached);
         }

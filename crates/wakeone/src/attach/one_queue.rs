@@ -44,7 +44,8 @@ impl OneQueue {
         check_policy(address, policy)?;
         let dir = GroupDir::take(&paths.runtime, &candidate.name)?;
         // Before any entry is changed, so that `detach` and the next `attach` know of it if we are killed.
-        let origin = Origin::of_server(candidate.protocol(), address, command);
+        let network = candidate.network.clone();
+        let origin = Origin::of_server(candidate.protocol(), address, network, command);
         dir.store(&origin.state(dir.name(), vec![record(None, 0)])?)?;
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());

@@ -35,22 +35,22 @@ impl Search {
         }
     }
 
+    /// Whether it is time to see what listens.
+    pub fn may_be_due(&self, now: Instant) -> bool {
+        let every = self.wait.clamp(SOCKETS_EVERY.0, SOCKETS_EVERY.1);
+        has_passed(now, self.looked, every)
+    }
+
     /// Whether to search now; `sockets` returns the hash of what listens.
     pub fn is_due(&mut self, now: Instant, refused: bool, sockets: impl FnOnce() -> u64) -> bool {
-        let passed = |since: Option<Instant>, time: Duration| {
-            since.is_none_or(|since| now.duration_since(since) >= time)
-        };
-        if !passed(
-            self.looked,
-            self.wait.clamp(SOCKETS_EVERY.0, SOCKETS_EVERY.1),
-        ) {
+        if !self.may_be_due(now) {
             return false;
         }
         self.looked = Some(now);
         let changed = std::mem::replace(&mut self.sockets, sockets()) != self.sockets;
         if changed {
             self.wait = SEARCH_AGAIN.0;
-        } else if !passed(self.searched, self.wait) {
+        } else if !has_passed(now, self.searched, self.wait) {
             return false;
         } else {
             let longest = if refused {
@@ -63,6 +63,10 @@ impl Search {
         self.searched = Some(now);
         true
     }
+}
+
+fn has_passed(now: Instant, since: Option<Instant>, time: Duration) -> bool {
+    since.is_none_or(|since| now.duration_since(since) >= time)
 }
 
 /// Returns a hash of the listening sockets of these protocols, which changes when one comes or goes.

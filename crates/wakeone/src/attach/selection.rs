@@ -10,6 +10,30 @@ use super::error::Error;
 /// A target may mean this many listeners at most. Each has a thread here, and anybody can listen.
 pub const MOST_GROUPS: usize = 32;
 
+/// The users whose servers a target may mean, beside root and ourselves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owners {
+    /// Any.
+    Any,
+    /// These.
+    These(Vec<u32>),
+}
+
+impl Owners {
+    fn has(&self, user: u32) -> bool {
+        match self {
+            Self::Any => true,
+            Self::These(users) => users.contains(&user),
+        }
+    }
+}
+
+impl Default for Owners {
+    fn default() -> Self {
+        Self::These(Vec::new())
+    }
+}
+
 /// Returns the id of a user given by name or number.
 ///
 /// # Errors
@@ -28,9 +52,9 @@ pub fn user(text: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// [`Error::Owner`], with the first user that is not trusted.
-fn admit(found: &Found, owners: &[u32]) -> Result<(), (u32, Error)> {
+fn admit(found: &Found, owners: &Owners) -> Result<(), (u32, Error)> {
     let own = rustix::process::geteuid().as_raw();
-    let trusted = |uid: u32| uid == 0 || uid == own || owners.contains(&uid);
+    let trusted = |uid: u32| uid == 0 || uid == own || owners.has(uid);
     let mut sockets = found.listener.sockets.iter();
     match sockets.find(|socket| !trusted(socket.uid)) {
         None => Ok(()),
@@ -60,7 +84,7 @@ pub fn meant(found: Vec<Found>, target: &Target) -> Vec<Found> {
 /// Splits a target's listeners into those to steer and the reasons against others. The reasons are that users were not
 /// named, or that there are too many. Strangers' listeners are left out unexamined and do not count; each of these
 /// users is reported once.
-pub fn admitted(found: Vec<Found>, owners: &[u32]) -> (Vec<Found>, Vec<Error>) {
+pub fn admitted(found: Vec<Found>, owners: &Owners) -> (Vec<Found>, Vec<Error>) {
     let (mut all, mut refused) = (Vec::new(), BTreeMap::new());
     for one in found {
         match admit(&one, owners) {

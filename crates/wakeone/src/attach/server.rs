@@ -83,13 +83,20 @@ impl Server {
         }
     }
 
-    /// See [`Attached::follow`].
+    /// Follows its sockets and workers, if that is due. `within` does something in its network namespace.
     ///
     /// # Errors
-    /// As there.
-    pub fn follow(&mut self) -> Result<Presence, Error> {
+    /// See [`Attached::follow`].
+    pub fn follow(
+        &mut self,
+        within: impl FnOnce(&mut dyn FnMut() -> Result<Presence, Error>) -> Result<Presence, Error>,
+    ) -> Result<Presence, Error> {
         match self {
-            Self::QueueEach(attached) => attached.follow(),
+            Self::QueueEach(attached) => match attached.due() {
+                Some(due) => within(&mut || attached.follow(due)),
+                None => Ok(Presence::Here),
+            },
+            // Its thread, which was started there, looks.
             Self::OneQueue(one) => Ok(one.follow()),
         }
     }

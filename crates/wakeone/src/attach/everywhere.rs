@@ -1,0 +1,192 @@
+//! Keeps servers steered in every network namespace of the machine: those of containers, too.
+//!
+//! One thread does so for all of them. It enters a namespace for as long as it asks the kernel for sockets there, or attaches to
+//! them. A namespace where nothing is steered is kept alive by nothing of ours. Where something is, the sockets keep it alive
+//! as well.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wakeone_kernel::proc::networks::Networks;
+
+use super::manager::{AttachManager, Event, Wanted, wait};
+use crate::metrics::Monitor;
+
+/// How often to look which network namespaces there are.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// So many of them are looked into: anybody who may make a user namespace can make one.
+const MOST_NETWORKS: usize = 1024;
+
+/// The groups of all network namespaces.
+pub struct Everywhere {
+    own: AttachManager,
+    /// By the inode of their namespace.
+    others: BTreeMap<u64, AttachManager>,
+    /// The targets that may be in others.
+    wanted: Vec<Wanted>,
+    networks: Option<Networks>,
+    looked: Option<Instant>,
+    monitor: Option<Arc<Monitor>>,
+    /// That there are too many was told.
+    overflowed: bool,
+}
+
+impl Everywhere {
+    /// Keeps the groups of `own`, which are in the network namespace of this thread, and from [`Everywhere::want`] on those of
+    /// others.
+    pub fn new(own: AttachManager) -> Self {
+        Self {
+            own,
+            others: BTreeMap::new(),
+            wanted: Vec::new(),
+            networks: None,
+            looked: None,
+            monitor: None,
+            overflowed: false,
+        }
+    }
+
+    /// Serves metrics of the groups from now on. `tracing`: also those of the kernel's tracepoints, in our own network namespace.
+    pub fn serve(&mut self, monitor: impl Into<Arc<Monitor>>, tracing: bool) {
+        let monitor = monitor.into();
+        self.own.serve(monitor.clone(), tracing);
+        self.monitor = Some(monitor);
+    }
+
+    /// Steers these targets from now on, and no others.
+    pub fn want(&mut self, wanted: Vec<Wanted>) {
+        let everywhere = |one: &&Wanted| one.servers.everywhere;
+        self.wanted = wanted.iter().filter(everywhere).cloned().collect();
+        if !self.wanted.is_empty() && self.networks.is_none() {
+            let networks = Networks::new().inspect_err(|error| {
+                tracing::warn!("the network namespaces of containers cannot be seen: {error}");
+            });
+            self.networks = networks.ok();
+        }
+        self.own.want(wanted);
+        for (network, mut other) in std::mem::take(&mut self.others) {
+            let wanted = self.wanted.clone();
+            if wanted.is_empty() {
+                end(other);
+            } else if other.within(|other| other.want(wanted)).is_ok() {
+                self.others.insert(network, other);
+            } else {
+                other.abandon();
+            }
+        }
+        self.looked = None;
+    }
+
+    /// Attaches to wanted servers that are not yet steered. Call it a few times a second.
+    pub fn attach(&mut self) -> Vec<Event> {
+        let mut events = self.own.attach();
+        self.look(&mut events);
+        for other in self.others.values_mut() {
+            if other.may_attach()
+                && let Ok(more) = other.within(AttachManager::attach)
+            {
+                events.extend(more);
+            }
+        }
+        events
+    }
+
+    /// Notes which network namespaces came and went.
+    fn look(&mut self, events: &mut Vec<Event>) {
+        let is_due = self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY);
+        if self.wanted.is_empty() || !is_due {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let Some(Ok(mut there)) = self.networks.as_mut().map(Networks::look) else {
+            return;
+        };
+        for (network, mut other) in std::mem::take(&mut self.others) {
+            match there.remove(&network) {
+                Some(pids) => {
+                    other.see_processes(pids);
+                    self.others.insert(network, other);
+                }
+                None => events.extend(other.abandon()),
+            }
+        }
+        for (network, pids) in there {
+            if self.others.len() >= MOST_NETWORKS {
+                self.warn_of_many();
+                return;
+            }
+            self.begin(network, pids);
+        }
+    }
+
+    fn begin(&mut self, network: u64, pids: Vec<u32>) {
+        let mut other = AttachManager::new(self.own.paths().clone()).in_network(network);
+        other.see_processes(pids);
+        if let Some(monitor) = &self.monitor {
+            other.serve(monitor.clone(), false);
+        }
+        // Nothing is attached before it is known what listens there.
+        other.want_later(self.wanted.clone());
+        self.others.insert(network, other);
+    }
+
+    fn warn_of_many(&mut self) {
+        if !std::mem::replace(&mut self.overflowed, true) {
+            tracing::warn!(
+                "there are more than {MOST_NETWORKS} network namespaces: servers in others are left as they are"
+            );
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &AttachManager> {
+        std::iter::once(&self.own).chain(self.others.values())
+    }
+
+    /// Whether no connection came to any group for a while.
+    pub fn is_quiet(&self) -> bool {
+        self.all().all(AttachManager::is_quiet)
+    }
+
+    /// Returns how long the groups can be left alone: this time, or less or more where they allow it.
+    pub fn pause(&self, time: Duration) -> Duration {
+        let pauses = self.all().filter(|one| one.has_groups());
+        pauses.map(|one| one.pause(time)).min().unwrap_or(time)
+    }
+
+    /// Waits for a time, or until the programs notice that the sockets of a group changed. Returns whether they did.
+    pub fn wait(&self, time: Duration) -> bool {
+        let notices = self.all().flat_map(AttachManager::notices);
+        wait(time, notices, std::iter::empty::<BorrowedFd<'_>>())
+    }
+
+    /// Whether its network namespace is not ours, and has ended but for us.
+    pub fn is_abandoned(&self) -> bool {
+        self.own.is_abandoned()
+    }
+
+    /// Follows each group. Call it when a [`Everywhere::wait`] noticed something, and after each [`Everywhere::pause`].
+    pub fn follow(&mut self) -> Vec<Event> {
+        let mut events = self.own.follow();
+        for other in self.others.values_mut().filter(|one| one.has_groups()) {
+            events.extend(other.follow());
+        }
+        events
+    }
+
+    /// Detaches from all.
+    pub fn end(self) {
+        for other in self.others.into_values() {
+            end(other);
+        }
+        self.own.end();
+    }
+}
+
+/// Detaches from all servers of a network namespace.
+fn end(mut other: AttachManager) {
+    if other.within(AttachManager::detach_all).is_err() {
+        other.abandon();
+    }
+}
