@@ -41,7 +41,8 @@ impl Inhabitant {
 
     /// The inode of its network namespace.
     fn network(&self) -> u64 {
-        let link = std::fs::read_link(format!("/proc/{}/ns/net", self.0.id())).expect("its network");
+        let link =
+            std::fs::read_link(format!("/proc/{}/ns/net", self.0.id())).expect("its network");
         let text = link.to_str().expect("text");
         let inode = text.trim_start_matches("net:[").trim_end_matches(']');
         inode.parse().expect("an inode")
@@ -130,10 +131,7 @@ fn open(group: &Value) -> Vec<i64> {
 fn the_same_port_in_several_networks_is_several_groups() {
     let Some(ground) = isolated() else { return };
     let first = Inhabitant::server();
-    let mut agent = agent(
-        &ground,
-        "networks = 'all'\n[[target]]\nlisten = ':8080'\n",
-    );
+    let mut agent = agent(&ground, "networks = 'all'\n[[target]]\nlisten = ':8080'\n");
     slowly("the first is steered", || {
         group_in(&ground, first.network()).is_some()
     });
@@ -160,7 +158,10 @@ fn the_same_port_in_several_networks_is_several_groups() {
     let refused = wakeone(&ground, &["detach", ":8080"]);
     assert_eq!(refused.status.code(), Some(1));
     let told = said(&refused).join(" ");
-    assert!(told.contains("each in a network namespace of its own"), "{told}");
+    assert!(
+        told.contains("each in a network namespace of its own"),
+        "{told}"
+    );
     // With its processes a namespace is gone, and nothing of ours keeps it.
     let network = second.network();
     drop(second);
@@ -194,7 +195,10 @@ fn a_server_is_meant_by_its_marks_or_by_its_own_wish() {
     let mut config = String::from("networks = 'all'\n[[target]]\nopt_in = true\n");
     let mut agent = agent(&ground, &config);
     let told = agent.line("WAKEONE in its environment");
-    assert!(told.contains("is no policy") && !told.contains('\u{1b}'), "{told}");
+    assert!(
+        told.contains("is no policy") && !told.contains('\u{1b}'),
+        "{told}"
+    );
     slowly("it is steered", || {
         group_in(&ground, wishing.network()).is_some()
     });
@@ -223,10 +227,7 @@ fn one_queue_and_a_new_server_in_the_same_network_are_steered() {
     let Some(ground) = isolated() else { return };
     let shared = format!("python3 {} 8080 3", server("loops.py"));
     let pod = Inhabitant::start(&format!("sh -c '{shared} & wait $!; exec {shared}'"));
-    let mut agent = agent(
-        &ground,
-        "networks = 'all'\n[[target]]\nlisten = ':8080'\n",
-    );
+    let mut agent = agent(&ground, "networks = 'all'\n[[target]]\nlisten = ':8080'\n");
     let steered = |agents: &mut Run| {
         slowly("it is steered", || {
             group_in(&ground, pod.network()).is_some()
@@ -253,7 +254,9 @@ fn attach_by_a_process_in_another_network_ends_with_that_network() {
     let pid = |one: &Inhabitant| format!("pid:{}", one.0.id());
     for one in [&first, &second] {
         eventually("it listens", || {
-            wakeone(&ground, &["attach", "--dry-run", &pid(one)]).status.success()
+            wakeone(&ground, &["attach", "--dry-run", &pid(one)])
+                .status
+                .success()
         });
         let output = wakeone(&ground, &["attach", &pid(one)]);
         assert!(output.status.success(), "{:?}", said(&output));
@@ -263,7 +266,10 @@ fn attach_by_a_process_in_another_network_ends_with_that_network() {
     let output = wakeone(&ground, &["detach", &pid(&first)]);
     assert!(output.status.success(), "{:?}", said(&output));
     let left = groups(&ground);
-    assert_eq!(left.iter().filter_map(namespace).collect::<Vec<_>>(), [second.network()]);
+    assert_eq!(
+        left.iter().filter_map(namespace).collect::<Vec<_>>(),
+        [second.network()]
+    );
     let agent = left[0]["supervisor_pid"].as_u64().expect("pid") as u32;
     drop(second);
     slowly("its agent has ended", || !support::runs(agent));

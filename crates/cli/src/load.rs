@@ -1,5 +1,7 @@
 //! `wakeone load`: sends an honest load and reports the result.
 
+mod shards;
+
 use std::fs;
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -14,17 +16,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use wakeone_load::{
-    Arrivals, Comparison, ErrorKind, Event, Form, Header, Mix, MixEntry, Outcome, Plan, Sources,
-    Spacing, Stage, Stop, Summary, Tls, View,
+    Arrivals, Comparison, ErrorKind, Event, Form, Header, Mix, MixEntry, Outcome, Plan, Shard,
+    Sources, Spacing, Stage, Stop, Summary, Tls, View,
 };
 use wakeone_model::address::{Address, SCHEME, UnixName};
 
 use crate::duration;
+use shards::{ShardArg, StartAt};
 use wakeone_terminal::{print, print_wrapped};
 
 /// Send an honest load: open or closed loop, a connection a request, which worker answered
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Examples:
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "Examples:
   wakeone load -c 200 -n 100000 http://127.0.0.1:8080/
   wakeone load --rate 1000 --mix 99:/work?us=1000 --mix 1:/work?us=100000 :8080
   wakeone load --step 500:5s --ramp 500:5000:20s --json=a.json localhost:8080
@@ -32,10 +38,15 @@ use wakeone_terminal::{print, print_wrapped};
   wakeone load -c 20 -d 30 unix:/run/app.sock:/work
   wakeone load --body @order.json -H 'Content-Type: application/json' https://localhost/orders
   wakeone load --compare a.json b.json
+  wakeone load --rate 2000 --shard 0/4 --start-at @1800000000 --part=0.part http://server:8080 --allow-remote
+  wakeone load merge *.part
 
 Without a rate the loop is closed: a client sends again when its last request is answered.
-With one, requests are due at planned times, and latency counts from those.")]
+With one, requests are due at planned times, and latency counts from those."
+)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<shards::Command>,
     /// Open loop: this many requests a second, whatever became of the ones before
     #[arg(long, value_name = "PER_S")]
     rate: Option<f64>,
@@ -90,6 +101,16 @@ pub struct Args {
     /// Same seed, same arrival times and paths
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Send one of several shards of the plan, from 0: one from each machine; NUMBER/OF, /OF with the number from SLURM_PROCID or
+    /// JOB_COMPLETION_INDEX, or `slurm`
+    #[arg(long, value_name = "NUMBER/OF", requires = "part")]
+    shard: Option<ShardArg>,
+    /// Begin at this time: @SECONDS since 1970, as `date +%s` prints them
+    #[arg(long, value_name = "TIME")]
+    start_at: Option<StartAt>,
+    /// Write the whole result of a shard to FILE, for `wakeone load merge`
+    #[arg(long, value_name = "FILE", requires = "shard")]
+    part: Option<PathBuf>,
     /// Allow a target that is not this machine's loopback
     #[arg(long)]
     allow_remote: bool,
@@ -206,6 +227,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Sends the load. The exit code is 2 for arguments that make no load, and 1 if it was interrupted, no request was answered,
 /// or more of them failed than may.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(shards::Command::Merge(merge)) = &args.command {
+        return shards::merge(merge);
+    }
     if let Some([a, b]) = args.compare.as_deref() {
         return compare(a, b, args.json.as_deref());
     }
@@ -218,11 +242,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     let log = args.hdr_log.as_deref().map(create).transpose()?;
-    let (started, interrupts, cancel) = (
-        SystemTime::now(),
-        Interrupts::catch()?,
-        AtomicBool::new(false),
-    );
+    let (interrupts, cancel) = (Interrupts::catch()?, AtomicBool::new(false));
+    if let Some(at) = args.start_at {
+        at.wait(&mut || interrupts.pending())?;
+    }
+    let started = SystemTime::now();
     let mut screen = Screen::new(&plan);
     let mut intervals = Vec::new();
     let outcome = wakeone_load::observe(&plan, &cancel, Some(INTERVAL), &mut |event| {
@@ -239,6 +263,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let (Some(mut log), Some(path)) = (log, &args.hdr_log) {
         wakeone_load::write_hdr_log(&mut log, started, &intervals)
             .with_context(|| format!("cannot write the log to {}", path.display()))?;
+    }
+    if let Some(path) = &args.part {
+        shards::write(path, &plan, args.start_at, started, &outcome, &intervals)?;
     }
     let summary = Summary::new(&plan, &outcome, &intervals);
     give(&summary, args.json.as_deref())?;
@@ -368,6 +395,10 @@ fn plan(args: &Args) -> anyhow::Result<Plan> {
         seed: args.seed,
         threads: args.threads,
         keep_alive: args.keep_alive,
+        shard: match args.shard {
+            Some(shard) => shard.known().map_err(anyhow::Error::msg)?,
+            None => Shard::default(),
+        },
     })
 }
 

@@ -124,6 +124,85 @@ fn text_fits_eighty_columns_and_files_are_written() {
     );
 }
 
+/// Sends each of three shards from a process of its own, and returns the folder with their parts. `one`: the arguments of one
+/// of them, by its number.
+fn send_shards(url: &str, one: &dyn Fn(usize) -> Vec<String>) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let at = format!("@{}", now.as_secs_f64() + 1.0);
+    let send = |number: usize| {
+        let part = folder.path().join(format!("{number}.part"));
+        let mut shard = Command::new(env!("CARGO_BIN_EXE_wakeone"));
+        shard.args(["load", "--rate", "300", "-d", "2s", "--threads", "2"]);
+        shard.args(["--start-at", &at, "--shard", &format!("{number}/3")]);
+        shard.arg("--part").arg(part).args(one(number)).arg(url);
+        shard.stdout(std::process::Stdio::null());
+        shard.spawn().expect("wakeone load runs")
+    };
+    for mut shard in (0..3).map(send).collect::<Vec<_>>() {
+        assert!(shard.wait().expect("wait").success());
+    }
+    folder
+}
+
+#[test]
+fn shards_are_merged_to_the_load_of_one_machine() {
+    let server = Server::start(&["--model", "preforked", "-w", "3"]);
+    let url = format!("http://{}/", server.address);
+    let folder = send_shards(&url, &|_| Vec::new());
+    let files: Vec<String> = (0..3)
+        .map(|number| folder.path().join(format!("{number}.part")))
+        .map(|path| path.to_str().unwrap().to_owned())
+        .collect();
+    let merge = |files: &[&String]| {
+        let files: Vec<&str> = files.iter().map(|file| file.as_str()).collect();
+        load(&[&["merge"], files.as_slice()].concat())
+    };
+    let all: Vec<&String> = files.iter().collect();
+    let output = merge(&all);
+    assert!(output.status.success(), "{output:?}");
+    let text = stdout(&output);
+    assert!(text.contains("3 shards began within"), "{text}");
+    let json = load(&["merge", "--json", &files[0], &files[1], &files[2]]);
+    let merged: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    // As many as one machine would have sent, each once.
+    assert_eq!(merged["planned"], 600);
+    assert_eq!(merged["completed"], 600, "{}", merged["errors"]);
+    assert_eq!(merged["latency_ms"]["count"], 600);
+    let seconds = merged["intervals"].as_array().expect("intervals").iter();
+    let planned = seconds.map(|one| one["planned"].as_u64().unwrap());
+    assert_eq!(planned.sum::<u64>(), 600);
+
+    refused(&merge(&all[..2]), 2, &["shard 2 of 3 is missing"]);
+    refused(
+        &merge(&[all[0], all[1], all[1], all[2]]),
+        2,
+        &["both shard 1"],
+    );
+    let other = load(&["-n", "1", &format!("--json={}", files[2]), &url]);
+    assert!(other.status.success(), "{other:?}");
+    refused(&merge(&all), 1, &["2.part", "is not the result of a shard"]);
+}
+
+#[test]
+fn shards_that_do_not_fit_are_refused() {
+    let closed = ["--shard", "0/2", "--part", "/dev/null", ":1"];
+    refused(&load(&closed), 2, &["closed loop"]);
+    let server = Server::start(&["--model", "preforked", "-w", "1"]);
+    let url = format!("http://{}/", server.address);
+    let folder = send_shards(&url, &|number| {
+        let seed = if number == 1 { "7" } else { "1" };
+        vec!["--seed".to_owned(), seed.to_owned()]
+    });
+    let part = |number: usize| folder.path().join(format!("{number}.part"));
+    let merged = [0, 1, 2].map(|number| part(number).to_str().unwrap().to_owned());
+    refused(
+        &load(&["merge", &merged[0], &merged[1], &merged[2]]),
+        2,
+        &["seed", "1.part 7"],
+    );
+}
+
 #[test]
 fn an_interrupt_shows_what_there_is() {
     let server = Server::start(&["--model", "preforked", "-w", "2"]);

@@ -8,6 +8,7 @@
 
 pub mod capability;
 pub mod cgroup;
+pub mod clock;
 pub mod folder;
 pub mod inherit;
 pub mod netns;

@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Arrivals, Mix, Plan, Shard, Sources, Spacing, Stop};
 
 use crate::card::{Card, OWN_GOAL};
 use crate::distribution::Distribution;
@@ -31,6 +31,7 @@ pub fn plan(target: SocketAddr, arrivals: Arrivals, stop: Stop, mix: Mix, seed: 
         seed,
         threads: 1,
         keep_alive,
+        shard: Shard::default(),
     }
 }
 

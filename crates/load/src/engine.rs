@@ -86,9 +86,9 @@ impl Pool {
         else {
             return None;
         };
-        let apart_ns = nanos(apart).saturating_mul(plan.threads as u64);
+        let apart_ns = nanos(apart).saturating_mul(plan.lanes() as u64);
         Some(Self {
-            connections: share(connections, thread, plan.threads),
+            connections: share(connections, plan.lane(thread), plan.lanes()),
             apart_ns: apart_ns.max(REOPEN_NS),
             next_ns: 0,
             source: 0,
@@ -96,9 +96,9 @@ impl Pool {
     }
 }
 
-/// A thread's share of `all`.
-fn share(all: usize, thread: usize, threads: usize) -> usize {
-    all / threads + usize::from(thread < all % threads)
+/// The share of `all` that one of so many threads has.
+fn share(all: usize, lane: usize, lanes: usize) -> usize {
+    all / lanes + usize::from(lane < all % lanes)
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -117,8 +117,8 @@ enum Clients {
 
 impl Clients {
     /// This thread's share of them.
-    fn new(arrivals: &Arrivals, thread: usize, threads: usize, now: u64) -> Self {
-        let own = |all| share(all, thread, threads);
+    fn new(arrivals: &Arrivals, lane: usize, lanes: usize, now: u64) -> Self {
+        let own = |all| share(all, lane, lanes);
         match *arrivals {
             Arrivals::Open { .. } | Arrivals::Profile { at_most: None, .. } => Self::Any,
             Arrivals::Profile {
@@ -204,7 +204,7 @@ impl<'a> Engine<'a> {
             tls: plan.mix.form.tls.as_ref().map(Client::new).transpose()?,
             next: schedule.next(),
             schedule,
-            clients: Clients::new(&plan.arrivals, task.thread, plan.threads, now),
+            clients: Clients::new(&plan.arrivals, plan.lane(task.thread), plan.lanes(), now),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)
                 .map_err(Error::system("create an epoll instance"))?,
             connections: Vec::new(),

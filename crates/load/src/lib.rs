@@ -25,6 +25,7 @@ mod recorder;
 mod response;
 mod run;
 mod schedule;
+mod shard;
 mod socket;
 mod summary;
 mod text;
@@ -42,6 +43,7 @@ pub use progress::{Event, Progress};
 pub use response::{BadResponse, ResponseReader, Step};
 pub use run::{observe, observe_live, raise_descriptor_limit, run};
 pub use schedule::{Due, Schedule};
+pub use shard::{Clock, Merged, PART_SCHEMA, Part, Shard, merge, plan_hash};
 pub use summary::{
     IntervalSummary, Parameters, PathSummary, Quantiles, SCHEMA, StageSummary, Summary,
 };

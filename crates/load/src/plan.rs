@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wakeone_model::address::Address;
 
-use crate::{Error, Form};
+use crate::{Error, Form, Shard};
 
 /// A load, wholly described: two runs of one plan send the same requests at the same planned times.
 #[derive(Debug, Clone)]
@@ -31,6 +31,8 @@ pub struct Plan {
     pub threads: usize,
     /// False: a new connection for each request, and `Connection: close`.
     pub keep_alive: bool,
+    /// The part of the plan that is sent from here.
+    pub shard: Shard,
 }
 
 /// When requests are due.
@@ -75,7 +77,7 @@ pub enum Arrivals {
 }
 
 /// A time of constant or evenly changing rate.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Stage {
     /// Requests a second at its beginning.
     pub from_per_s: f64,
@@ -264,8 +266,22 @@ impl Plan {
         Ok(())
     }
 
+    /// Every thread of every shard has a number of its own, so that the shards together send what one would.
+    pub(crate) fn lane(&self, thread: usize) -> usize {
+        self.shard.number + self.shard.of * thread
+    }
+
+    /// How many threads there are, those of all shards.
+    pub(crate) fn lanes(&self) -> usize {
+        self.shard.of * self.threads
+    }
+
     fn check_arrivals(&self) -> Result<(), String> {
         match &self.arrivals {
+            Arrivals::Closed { .. } if self.shard.of > 1 => Err(
+                "the clients of a closed loop follow no plan that could be divided: give a rate"
+                    .to_owned(),
+            ),
             Arrivals::Open { rate_per_s, .. } | Arrivals::Kept { rate_per_s, .. }
                 if !(rate_per_s.is_finite() && *rate_per_s > 0.0) =>
             {
@@ -273,9 +289,9 @@ impl Plan {
                     "a rate of {rate_per_s} requests/s cannot be planned: give one above 0"
                 ))
             }
-            Arrivals::Kept { connections, .. } if *connections < self.threads => Err(format!(
+            Arrivals::Kept { connections, .. } if *connections < self.lanes() => Err(format!(
                 "{connections} connections are too few for {} threads: each thread needs one",
-                self.threads
+                self.lanes()
             )),
             Arrivals::Kept { .. } if !self.keep_alive => Err(
                 "connections that are opened beforehand must be kept: ask for keep-alive"
@@ -369,6 +385,7 @@ pub(crate) mod tests {
             seed: 0,
             threads: 1,
             keep_alive: false,
+            shard: Shard::default(),
         }
     }
 
@@ -403,7 +420,8 @@ pub(crate) mod tests {
     #[test]
     fn a_good_plan_passes_and_each_bad_one_says_why() {
         plan().check().unwrap();
-        let cases: [(Spoil, &str); 21] = [
+        let cases: [(Spoil, &str); 22] = [
+            (|p| p.shard = Shard { number: 1, of: 2 }, "closed loop"),
             (|p| p.arrivals = kept(64, 0.0), "rate"),
             (|p| p.arrivals = kept(0, 1.0), "too few"),
             (|p| p.arrivals = kept(64, 1.0), "keep-alive"),

@@ -125,7 +125,8 @@ pub fn observe_live(
     })?;
     tell(Event::Progress(&look(live, start)));
     let mut outcome = notes.outcome(plan);
-    if plan.stop.requests.is_none_or(|n| outcome.planned < n) && !stop.load(Relaxed) {
+    let asked = plan.stop.requests.map(|all| plan.shard.share(all));
+    if asked.is_none_or(|n| outcome.planned < n) && !stop.load(Relaxed) {
         // The duration ended it: a quiet end is part of the load.
         outcome.elapsed = outcome.elapsed.max(plan.length().unwrap_or_default());
     }
@@ -146,12 +147,17 @@ fn open_apart(plan: &Plan, live: &Live, cancel: &AtomicBool) -> Vec<Vec<OwnedFd>
         Sources::System => 1,
         Sources::Loopback { count } => count as usize,
     };
+    let lanes = plan.lanes();
     for number in 0..connections {
         if cancel.load(Relaxed) {
             break;
         }
-        let from = source_address(plan.sources, (number % sources) as u32);
-        opened[number % plan.threads].extend(connect(live.target(), from));
+        let thread = (0..plan.threads).find(|thread| plan.lane(*thread) == number % lanes);
+        if let Some(thread) = thread {
+            let from = source_address(plan.sources, (number % sources) as u32);
+            opened[thread].extend(connect(live.target(), from));
+        }
+        // Also while another shard opens its own.
         thread::sleep(apart);
     }
     opened

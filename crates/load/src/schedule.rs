@@ -180,8 +180,8 @@ impl Schedule {
                 Sources::Loopback { count } => count,
             },
             next: 0,
-            thread: thread as u64,
-            threads: plan.threads as u64,
+            thread: plan.lane(thread) as u64,
+            threads: plan.lanes() as u64,
             requests,
             duration_ns: plan.stop.duration.map_or(u64::MAX, |d| {
                 u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
@@ -256,7 +256,7 @@ impl Iterator for Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Mix, Stop};
+    use crate::{Mix, Shard, Stop};
     use std::time::Duration;
 
     fn plan(arrivals: Arrivals, requests: u64) -> Plan {
@@ -274,6 +274,7 @@ mod tests {
             seed: 7,
             threads: 1,
             keep_alive: false,
+            shard: Shard::default(),
         }
     }
 
@@ -299,6 +300,24 @@ mod tests {
             first, merged,
             "three threads must send the very plan of one"
         );
+    }
+
+    #[test]
+    fn shards_together_send_the_very_plan_of_one() {
+        let one = plan(POISSON, 10_000);
+        let whole: Vec<_> = Schedule::new(&one, 0).collect();
+        let of_shard = |number| {
+            let part = Plan {
+                threads: 2,
+                shard: Shard { number, of: 5 },
+                ..one.clone()
+            };
+            (0..2).flat_map(move |thread| Schedule::new(&part, thread).collect::<Vec<_>>())
+        };
+        let mut merged: Vec<_> = (0..5).flat_map(of_shard).collect();
+        assert!((0..5).all(|number| of_shard(number).count() == 2000));
+        merged.sort_by_key(|due| due.index);
+        assert_eq!(whole, merged);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hdrhistogram::Histogram;
-use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
+use hdrhistogram::serialization::{Deserializer, Serializer as _, V2DeflateSerializer};
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::all;
@@ -183,9 +183,13 @@ pub struct Summary {
 impl Summary {
     /// Summarises the outcome of `plan`; `intervals` as reported while it ran, or none.
     pub fn new(plan: &Plan, outcome: &Outcome, intervals: &[Interval]) -> Self {
+        Self::of(Parameters::new(plan), outcome, intervals)
+    }
+
+    /// The same of a plan that is known by its parameters.
+    pub fn of(parameters: Parameters, outcome: &Outcome, intervals: &[Interval]) -> Self {
         Self {
             schema: SCHEMA.to_owned(),
-            parameters: Parameters::new(plan),
             elapsed_s: outcome.elapsed.as_secs_f64(),
             planned: outcome.planned,
             started: outcome.started,
@@ -204,9 +208,8 @@ impl Summary {
             first_byte_ms: Quantiles::ms(&outcome.phases.first_byte),
             receive_ms: Quantiles::ms(&outcome.phases.receive),
             lateness_ms: Quantiles::ms(&outcome.lateness),
-            paths: plan
+            paths: parameters
                 .mix
-                .entries
                 .iter()
                 .zip(&outcome.by_path)
                 .map(PathSummary::new)
@@ -223,6 +226,7 @@ impl Summary {
                 .collect(),
             latency_ns_hdr: encode(&outcome.latency),
             service_ns_hdr: encode(&outcome.service),
+            parameters,
         }
     }
 
@@ -241,12 +245,25 @@ impl Summary {
     }
 }
 
-fn encode(histogram: &Histogram<u64>) -> String {
+/// Writes a histogram in the compressed V2 form, in base64.
+pub(crate) fn encode(histogram: &Histogram<u64>) -> String {
     let mut bytes = Vec::new();
     V2DeflateSerializer::new()
         .serialize(histogram, &mut bytes)
         .expect("writing to memory does not fail");
     BASE64_STANDARD.encode(bytes)
+}
+
+/// Reads what [`encode`] wrote.
+///
+/// # Errors
+/// It is no histogram, as part of a sentence.
+pub fn decode(text: &str) -> Result<Histogram<u64>, String> {
+    let bytes = BASE64_STANDARD
+        .decode(text)
+        .map_err(|error| error.to_string())?;
+    let histogram = Deserializer::new().deserialize(&mut bytes.as_slice());
+    histogram.map_err(|error| format!("a histogram cannot be read: {error:?}"))
 }
 
 impl PathSummary {
@@ -300,7 +317,8 @@ impl IntervalSummary {
 }
 
 impl Parameters {
-    fn new(plan: &Plan) -> Self {
+    /// Those of a plan, whichever part of it is sent from here.
+    pub fn new(plan: &Plan) -> Self {
         let (loop_kind, rate_per_s, spacing, concurrency) = match &plan.arrivals {
             Arrivals::Open {
                 rate_per_s,

@@ -260,6 +260,7 @@ mod tests {
             seed: 1,
             threads: 1,
             keep_alive: false,
+            shard: crate::Shard::default(),
         };
         let mut view = View::new(&plan);
         for n in 1..=100u64 {

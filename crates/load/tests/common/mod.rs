@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Arrivals, Mix, Outcome, Plan, Shard, Sources, Spacing, Stop};
 
 /// One request: its path, its number (from 0, over all connections), its connection.
 pub struct Request<'a> {
@@ -133,6 +133,7 @@ pub fn plan(target: SocketAddr) -> Plan {
         seed: 1,
         threads: 1,
         keep_alive: false,
+        shard: Shard::default(),
     }
 }
 
