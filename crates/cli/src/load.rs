@@ -108,7 +108,7 @@ pub struct Args {
     /// Begin at this time: @SECONDS since 1970, as `date +%s` prints them
     #[arg(long, value_name = "TIME")]
     start_at: Option<StartAt>,
-    /// Write the whole result of a shard to FILE, for `wakeone load merge`
+    /// Write the whole result of a shard to FILE, for `wakeone load merge`; `-` prints it and nothing else
     #[arg(long, value_name = "FILE", requires = "shard")]
     part: Option<PathBuf>,
     /// Allow a target that is not this machine's loopback
@@ -268,7 +268,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         shards::write(path, &plan, args.start_at, started, &outcome, &intervals)?;
     }
     let summary = Summary::new(&plan, &outcome, &intervals);
-    give(&summary, args.json.as_deref())?;
+    if args.part.as_deref() != Some(Path::new("-")) {
+        give(&summary, args.json.as_deref())?;
+    }
     if cancel.load(Relaxed) {
         bail!("the load was interrupted: what is shown is what it came to until then");
     }

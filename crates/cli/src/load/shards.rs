@@ -10,7 +10,7 @@ use wakeone_kernel::clock;
 use wakeone_load::{
     Clock, Interval, Outcome, PART_SCHEMA, Parameters, Part, Plan, Shard, plan_hash,
 };
-use wakeone_terminal::print_wrapped;
+use wakeone_terminal::{print, print_wrapped};
 
 /// What `wakeone load` does beside sending.
 #[derive(Debug, clap::Subcommand)]
@@ -170,6 +170,9 @@ pub fn write(
         intervals: intervals.to_vec(),
     };
     let text = serde_json::to_string(&part)? + "\n";
+    if path.as_os_str() == "-" {
+        return Ok(print(&text)?);
+    }
     std::fs::write(path, text)
         .with_context(|| format!("cannot write the shard's result to {}", path.display()))
 }

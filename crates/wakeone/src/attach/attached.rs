@@ -220,7 +220,14 @@ impl Attached {
         let noticed = self.note_sockets(now);
         let changes = self.group.changes();
         self.hear_again(now);
-        let is_due = noticed || ended || self.pace.is_due(quiet, now);
+        // Something is to be done in a moment, even if no connection comes.
+        let awaits = self.emptied.is_some()
+            || self.unsettled
+            || self.late.is_some()
+            || !self.left.is_empty();
+        let notices = self.notices.is_some() && self.protocol() == Protocol::Tcp;
+        let by_time = self.pace.is_due(quiet && !awaits, notices, now);
+        let is_due = noticed || ended || by_time;
         (is_due && !self.is_opening()).then_some(Due { quiet, changes })
     }
 

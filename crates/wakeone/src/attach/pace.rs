@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 /// A group counts as quiet after so long without a connection.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
-/// How often to look at the sockets of a quiet group, and at its workers. The end of a process is noticed at once.
-const QUIET_FOLLOW: Duration = Duration::from_millis(250);
+/// How often to look at the sockets of a quiet group, and at its workers. The end of a process is noticed at once, and whoever sends
+/// something ends the quiet. The second value if new sockets are noticed at once as well.
+const QUIET_FOLLOW: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(3));
 pub(super) const QUIET_WORKERS: Duration = Duration::from_secs(10);
 
 /// How often a group is looked at: seldom while it gets no connections.
@@ -40,9 +41,13 @@ impl Pace {
         self.changed.elapsed() >= QUIET_AFTER
     }
 
-    /// Whether it is time to look at the sockets; notes the look as taken.
-    pub fn is_due(&mut self, quiet: bool, now: Instant) -> bool {
-        let due = !quiet || now.duration_since(self.followed) >= QUIET_FOLLOW;
+    /// Whether it is time to look at the sockets; notes the look as taken. `noticed`: new ones are noticed without a look.
+    pub fn is_due(&mut self, quiet: bool, noticed: bool, now: Instant) -> bool {
+        let every = match noticed {
+            true => QUIET_FOLLOW.1,
+            false => QUIET_FOLLOW.0,
+        };
+        let due = !quiet || now.duration_since(self.followed) >= every;
         if due {
             self.followed = now;
         }
@@ -60,13 +65,15 @@ mod tests {
         let start = pace.changed;
         let at = |ms| start + Duration::from_millis(ms);
         // Until it counts as quiet, each look is due.
-        assert!(!pace.is_quiet(0, at(50)) && pace.is_due(false, at(50)));
-        assert!(!pace.is_quiet(0, at(100)) && pace.is_due(false, at(100)));
-        assert!(pace.is_quiet(0, at(1_050)) && pace.is_due(true, at(1_050)));
-        let due = (1..20).filter(|n| pace.is_due(true, at(1_050 + n * 50)));
+        assert!(!pace.is_quiet(0, at(50)) && pace.is_due(false, true, at(50)));
+        assert!(!pace.is_quiet(0, at(100)) && pace.is_due(false, true, at(100)));
+        assert!(pace.is_quiet(0, at(4_100)) && pace.is_due(true, true, at(4_100)));
+        let due = (1..20).filter(|n| pace.is_due(true, false, at(4_100 + n * 50)));
         assert_eq!(due.count(), 3);
+        let due = (20..150).filter(|n| pace.is_due(true, true, at(4_100 + n * 50)));
+        assert_eq!(due.count(), 2);
         // The first connection ends that.
-        assert!(!pace.is_quiet(1, at(2_050)) && pace.is_due(false, at(2_050)));
-        assert!(!pace.is_quiet(1, at(2_100)) && pace.is_due(false, at(2_100)));
+        assert!(!pace.is_quiet(1, at(12_050)) && pace.is_due(false, true, at(12_050)));
+        assert!(!pace.is_quiet(1, at(12_100)) && pace.is_due(false, true, at(12_100)));
     }
 }

@@ -1,0 +1,113 @@
+//! The programs of contrib/ that send a load from several machines.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use support::kept::event_loops;
+use support::real::{Started, program};
+use support::steered::isolated;
+use support::{LAB, WAKEONE, eventually, get};
+
+const AT: &str = "127.0.0.1:8080";
+
+fn contrib(name: &str) -> String {
+    format!("{}/../../contrib/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Makes an executable in a folder.
+fn executable(folder: &Path, name: &str, text: &str) {
+    let file = folder.join(name);
+    std::fs::write(&file, text).expect("write");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).expect("mode");
+}
+
+#[test]
+fn a_load_is_sent_from_several_machines_by_ssh() {
+    let Some(ground) = isolated() else { return };
+    let server = [&[LAB], &event_loops(AT, "2")[..]].concat();
+    let server = Started::spawn(program(&server));
+    eventually("it answers", || {
+        get(AT.parse().expect("address"), "/").is_ok()
+    });
+    // Another machine: its shell runs what ssh is given.
+    executable(
+        ground.path(),
+        "ssh",
+        "#!/bin/sh\n[ \"$3\" != gone ] || exit 255\nexec sh -c \"$4\"\n",
+    );
+    std::os::unix::fs::symlink(WAKEONE, ground.path().join("wakeone")).expect("link");
+    let path = format!(
+        "{}:{}",
+        ground.path().display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let send = |hosts: &str| {
+        let mut load = Command::new(contrib("ssh/load"));
+        load.args([
+            hosts,
+            "--rate",
+            "300",
+            "-d",
+            "1s",
+            "-H",
+            "X-A: it's \"so\" & $so",
+        ]);
+        load.arg(format!("http://{AT}/"));
+        load.env("PATH", &path).env("WAKEONE_START_IN", "2");
+        load.env("TMPDIR", ground.path());
+        load.output().expect("the script runs")
+    };
+    let output = send(":,one,two");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{told} {output:?}");
+    assert!(told.contains("300 of 300 requests"), "{told}");
+    assert!(told.contains("3 shards began within"), "{told}");
+    let output = send("one,gone");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("shard 1 of 2 is missing"), "{told}");
+    drop(server);
+}
+
+#[test]
+fn the_job_of_kubernetes_sends_a_shard_from_each_pod() {
+    let output = Command::new(contrib("kubernetes/load"))
+        .args([
+            "7",
+            "--rate",
+            "2000",
+            "-H",
+            "X-A: b\"c&d|e\\f",
+            "http://server:8080/",
+        ])
+        .env("WAKEONE_DRY_RUN", "1")
+        .output()
+        .expect("the script runs");
+    assert!(output.status.success(), "{output:?}");
+    let job = String::from_utf8(output.stdout).expect("text");
+    for line in [
+        "  completions: 7",
+        "  parallelism: 7",
+        "  maxFailedIndexes: 7",
+        "  completionMode: Indexed",
+        "  backoffLimitPerIndex: 0",
+    ] {
+        assert!(
+            job.lines().any(|one| one == line),
+            "{line} is not in\n{job}"
+        );
+    }
+    let arguments = job
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("args: ["));
+    let arguments = arguments.expect("arguments").trim_end_matches(']');
+    assert!(
+        arguments.starts_with("load, --shard, /7, --start-at, \"@"),
+        "{arguments}"
+    );
+    let rest = r#", --part=-, "--rate", "2000", "-H", "X-A: b\"c&d|e\\f", "http://server:8080/""#;
+    assert!(arguments.ends_with(rest), "{arguments}");
+}
