@@ -209,8 +209,13 @@ fn read(path: &Path) -> anyhow::Result<Settings> {
     parse(&text).map_err(|why| anyhow::anyhow!("agent: {}: {why}", path.display()))
 }
 
-/// Parses a configuration; an error is one line.
+/// Parses a configuration; an error is one line, whatever it quotes.
 fn parse(text: &str) -> Result<Settings, String> {
+    let plain = |c: char| if c.is_control() { '?' } else { c };
+    parsed(text).map_err(|why| why.chars().map(plain).collect())
+}
+
+fn parsed(text: &str) -> Result<Settings, String> {
     let config: Config = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| {
             text[..span.start.min(text.len())].lines().count().max(1)
@@ -324,7 +329,10 @@ mod tests {
     fn files_survive_foreign_bytes() {
         crate::foreign::survives("agent-toml", &[], |bytes| {
             if let Err(why) = parse(&String::from_utf8_lossy(bytes)) {
-                assert!(!why.is_empty() && !why.contains('\n'), "{why:?}");
+                assert!(
+                    !why.is_empty() && !why.contains(char::is_control),
+                    "{why:?}"
+                );
             }
         });
     }

@@ -267,6 +267,26 @@ mod tests {
     }
 
     #[test]
+    fn names_of_containers_survive_foreign_bytes() {
+        let id = "3f2a51c09b7e4d1d8c7b6a5f4e3d2c1b0a9f8e7d6c5b4a39281706f5e4d3c2b1";
+        let pod = "0f5c1d2e-3a4b-4c5d-8e6f-7a8b9c0d1e2f";
+        let seeds = [
+            format!("0::/system.slice/docker-{id}.scope\n"),
+            format!("0::/kubepods/burstable/pod{pod}/{id}\n"),
+            format!("default_web_{pod}"),
+        ];
+        let seeds = seeds.map(String::into_bytes);
+        crate::foreign::survives("cgroups", &seeds, |bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            let mut network = Network::of_cgroups(9, &text);
+            network.pod.get_or_insert_with(|| pod.to_owned());
+            network.see_folder(&text);
+            assert!(network.is_sound(), "{network:?}");
+            assert!(!network.to_string().contains(char::is_control));
+        });
+    }
+
+    #[test]
     fn what_is_not_there_is_told_with_what_is() {
         let folder = tempfile::tempdir().expect("folder");
         let error = groups(&Paths::of(folder.path()), "web").expect_err("there is none");
