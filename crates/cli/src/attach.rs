@@ -89,7 +89,7 @@ pub struct Args {
     agent: bool,
 }
 
-/// How often to check the state of the server; half as often while no connection comes.
+/// How often to check the state of the server; a quarter as often while no connection comes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 /// How often to look whether a server that ended is back.
 const RETURN_EVERY: Duration = Duration::from_millis(250);
@@ -404,7 +404,7 @@ pub fn follow(
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         let time = match groups.is_quiet() {
-            true => 2 * FOLLOW_EVERY,
+            true => 4 * FOLLOW_EVERY,
             false => FOLLOW_EVERY,
         };
         groups.wait(groups.pause(time));

@@ -29,9 +29,10 @@ const IDLE_TICK: Duration = Duration::from_millis(10);
 /// After so long without a connection the agent sleeps until one comes. It sleeps for this long at most, as its
 /// heartbeat must stay fresh.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
-const LONGEST_SLEEP: Duration = Duration::from_millis(250);
-/// While nothing happens, each look at everything is followed by cheap looks for this long.
-const WHOLE_EVERY: Duration = Duration::from_secs(1);
+const LONGEST_SLEEP: Duration = Duration::from_millis(450);
+/// While nothing happens, each look at everything is followed by cheap looks for this long; the second value if nothing has happened
+/// for ten times the first.
+const WHOLE_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// How often the longest recent handshake is lowered.
 const DECAY_EVERY_NS: u64 = 1_000_000_000;
 /// Events kept for a supervisor that does not ask.
@@ -246,7 +247,7 @@ impl Core {
         // Sockets come and go.
         self.sleeps_on = None;
         let seen = self.limits_seen;
-        let refresh = seen.is_none_or(|seen| now.duration_since(seen) >= WHOLE_EVERY);
+        let refresh = seen.is_none_or(|seen| now.duration_since(seen) >= WHOLE_EVERY.0);
         if refresh {
             self.limits_seen = Some(now);
             self.tell_moved_full();
@@ -299,6 +300,10 @@ impl Core {
         let Some((when, before)) = self.whole else {
             return false;
         };
+        let whole_every = match self.busy_at.elapsed() < 10 * WHOLE_EVERY.0 {
+            true => WHOLE_EVERY.0,
+            false => WHOLE_EVERY.1,
+        };
         let is_idle = |slot: usize| {
             let place = self.dispatcher.table().slot(slot);
             let lull = &self.slots[slot].lull;
@@ -308,7 +313,7 @@ impl Core {
                 && !place.has(flag::MOVING)
         };
         self.transport.is_counted(&self.dispatcher)
-            && when.elapsed() < WHOLE_EVERY
+            && when.elapsed() < whole_every
             && self.requests.is_empty()
             && (0..self.slots.len()).all(|slot| self.is_settled(slot))
             && self.placed() == before
