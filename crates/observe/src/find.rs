@@ -1,6 +1,7 @@
 //! Listeners, and the processes around them.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io;
 
 use wakeone_kernel::netns;
 use wakeone_kernel::proc::stat;
@@ -52,10 +53,46 @@ impl Found {
 /// A kubelet keeps the logs of each pod in a folder here, by its name.
 const POD_FOLDERS: &str = "/var/log/pods";
 
-fn unanswered(source: std::io::Error) -> Error {
+fn unanswered(source: io::Error) -> Error {
     Error::Kernel {
         what: "asking the kernel for its listening sockets",
         source,
+    }
+}
+
+/// What listens in this network namespace, and all processes: enough to find the listeners of any target.
+#[derive(Debug)]
+pub struct Look {
+    inet: Vec<Listener>,
+    /// A kernel may lack `unix_diag`.
+    unix: io::Result<Vec<Bound>>,
+    processes: Processes,
+}
+
+impl Look {
+    /// Asks for the sockets, and then reads /proc: some milliseconds.
+    ///
+    /// A server that starts goes on opening sockets. The process that opened one of these has its descriptor by the time that we
+    /// read those.
+    ///
+    /// # Errors
+    /// The sock_diag query fails.
+    pub fn take() -> Result<Self, Error> {
+        Ok(Self {
+            inet: listeners()?,
+            unix: unix_diag::listening(),
+            processes: Processes::read(),
+        })
+    }
+
+    fn unix(&self) -> Result<&[Bound], Error> {
+        let again = |error: &io::Error| match error.raw_os_error() {
+            Some(number) => io::Error::from_raw_os_error(number),
+            None => io::Error::from(error.kind()),
+        };
+        let unix = self.unix.as_ref();
+        unix.map(Vec::as_slice)
+            .map_err(|error| unanswered(again(error)))
     }
 }
 
@@ -100,18 +137,18 @@ fn group(entries: Vec<Entry>) -> Vec<Listener> {
 
 /// Each listening UNIX socket of this network namespace is a listener of its own. Two may have one name: the file of the
 /// first may have been removed.
-fn unix_listener(bound: Bound) -> Listener {
+fn unix_listener(bound: &Bound) -> Listener {
     Listener {
         address: Address::Unix(bound.name),
         interface: 0,
         protocol: Protocol::Unix,
-        sockets: vec![bound.socket],
+        sockets: vec![bound.socket.clone()],
     }
 }
 
 /// The UNIX sockets that listen by a user's name: that of the file at a path, else those that were bound to this name.
-fn unix_listeners_at(name: UnixName) -> Result<Vec<Listener>, Error> {
-    let all = unix_diag::listening().map_err(unanswered)?;
+fn unix_listeners_at(look: &Look, name: UnixName) -> Result<Vec<Listener>, Error> {
+    let all = look.unix()?;
     let at = unix_diag::file_of(name);
     let of_file = |one: &&Bound| matches!(at, Kind::Socket(file) if one.file == Some(file));
     let mut found: Vec<&Bound> = all.iter().filter(of_file).collect();
@@ -121,7 +158,7 @@ fn unix_listeners_at(name: UnixName) -> Result<Vec<Listener>, Error> {
     if found.is_empty() {
         return Err(Error::NotFound(why_not(name, at)?));
     }
-    Ok(found.into_iter().cloned().map(unix_listener).collect())
+    Ok(found.into_iter().map(unix_listener).collect())
 }
 
 /// Why nothing listens by a name.
@@ -147,16 +184,16 @@ fn why_not(name: UnixName, at: Kind) -> Result<String, Error> {
 }
 
 /// The listeners that a target may mean.
-fn listeners_for(target: &Target) -> Result<Vec<Listener>, Error> {
+fn listeners_for(look: &Look, target: &Target) -> Result<Vec<Listener>, Error> {
     let unix = match target {
-        Target::Address(Address::Unix(name)) => return unix_listeners_at(*name),
-        Target::Pid(_) | Target::Name(_) => unix_diag::listening().map_err(unanswered)?,
+        Target::Address(Address::Unix(name)) => return unix_listeners_at(look, *name),
+        Target::Pid(_) | Target::Name(_) => look.unix()?,
         // A kernel without `unix_diag` shows the others.
-        Target::All => unix_diag::listening().unwrap_or_default(),
-        _ => Vec::new(),
+        Target::All => look.unix().unwrap_or_default(),
+        _ => &[],
     };
-    let unix = unix.into_iter().map(unix_listener);
-    Ok(listeners()?.into_iter().chain(unix).collect())
+    let unix = unix.iter().map(unix_listener);
+    Ok(look.inet.iter().cloned().chain(unix).collect())
 }
 
 /// The listeners of a target, with their processes. [`Target::All`] means those of IP, and of the UNIX sockets those that
@@ -165,11 +202,19 @@ fn listeners_for(target: &Target) -> Result<Vec<Listener>, Error> {
 /// # Errors
 /// [`Error::NotFound`], with advice, if there is none, or if a number means two servers.
 pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
+    find_in(&Look::take()?, target)
+}
+
+/// The same by a look that serves for several targets.
+///
+/// # Errors
+/// As there.
+pub fn find_in(look: &Look, target: &Target) -> Result<Vec<Found>, Error> {
     let readings = target.readings();
     let [port, process] = readings.as_slice() else {
-        return readings.first().map_or_else(|| find_as(target), find_as);
+        return find_as(look, readings.first().unwrap_or(target));
     };
-    match (find_as(port), find_as(process)) {
+    match (find_as(look, port), find_as(look, process)) {
         (Ok(there), Ok(its)) if !its.iter().any(|one| is_among(one, &there)) => {
             Err(Error::NotFound(format!(
                 "{target} is a port, and the id of a process that listens elsewhere; write :{target} or pid:{target}"
@@ -211,11 +256,9 @@ fn is_among(one: &Found, others: &[Found]) -> bool {
 }
 
 /// The listeners of a target that has one meaning.
-fn find_as(target: &Target) -> Result<Vec<Found>, Error> {
-    // A server that starts goes on opening sockets. The process that opened one of these has its descriptor by the time
-    // that we read those.
+fn find_as(look: &Look, target: &Target) -> Result<Vec<Found>, Error> {
     let inner = target.parts().1;
-    let mut listeners = listeners_for(inner)?;
+    let mut listeners = listeners_for(look, inner)?;
     listeners.retain(|listener| target.is_of(listener.protocol) && is_at(inner, listener));
     if let Target::Address(address @ Address::Inet(_)) = inner {
         let is_there = |one: &Listener| one.address.canonical() == address.canonical();
@@ -224,10 +267,10 @@ fn find_as(target: &Target) -> Result<Vec<Found>, Error> {
             listeners.retain(is_there);
         }
     }
-    let processes = Processes::read();
-    let wanted = processes_of(inner, &processes)?;
+    let processes = &look.processes;
+    let wanted = processes_of(inner, processes)?;
     let unshared = match inner {
-        Target::All => unshared(&listeners, &processes),
+        Target::All => unshared(&listeners, processes),
         _ => HashSet::new(),
     };
     let found: Vec<Found> = listeners
@@ -248,7 +291,7 @@ fn find_as(target: &Target) -> Result<Vec<Found>, Error> {
         .filter(|found| {
             wanted
                 .as_ref()
-                .is_none_or(|wanted| holds(&processes, &found.listener, wanted))
+                .is_none_or(|wanted| holds(processes, &found.listener, wanted))
         })
         .collect();
     if found.is_empty() && *inner != Target::All {

@@ -13,7 +13,7 @@ pub mod text;
 mod unread;
 pub mod watcher;
 
-pub use find::{Found, find, find_anywhere};
+pub use find::{Found, Look, find, find_anywhere, find_in};
 pub use target::Target;
 pub use watcher::Watcher;
 

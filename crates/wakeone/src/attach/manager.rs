@@ -14,7 +14,7 @@ use wakeone_kernel::{capability, netns};
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_model::network::Network;
-use wakeone_observe::{Found, Target, find};
+use wakeone_observe::{Found, Look, Target, find_in};
 
 use super::attached::{BETWEEN_SOCKETS, Presence};
 use super::candidate::{AttachCandidate, examine};
@@ -382,8 +382,19 @@ impl AttachManager {
     /// Returns the wanted listeners that are there now, each with its steering.
     fn there(&mut self, events: &mut Vec<Event>) -> Vec<(Found, AttachConfig)> {
         let mut there: Vec<(Found, AttachConfig)> = Vec::new();
+        if self.wanted.is_empty() {
+            return there;
+        }
+        // One look at the machine for all targets.
+        let look = match Look::take() {
+            Ok(look) => look,
+            Err(error) => {
+                self.refuse("the kernel".to_owned(), error.to_string(), events);
+                return there;
+            }
+        };
         for wanted in self.wanted.clone() {
-            match find(&wanted.target) {
+            match find_in(&look, &wanted.target) {
                 Ok(found) => {
                     self.refused.remove(&wanted.target.to_string());
                     let mut meant = meant(found, &wanted.target);
