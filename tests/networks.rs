@@ -252,6 +252,11 @@ fn attach_by_a_process_in_another_network_ends_with_that_network() {
     let Some(ground) = isolated() else { return };
     let [first, second] = [Inhabitant::server(), Inhabitant::server()];
     let pid = |one: &Inhabitant| format!("pid:{}", one.0.id());
+    // Whoever does not know where it is gets told.
+    slowly("it is told where something listens", || {
+        let output = wakeone(&ground, &["attach", ":8080"]);
+        said(&output).join(" ").contains("in its own: give pid:")
+    });
     for one in [&first, &second] {
         eventually("it listens", || {
             wakeone(&ground, &["attach", "--dry-run", &pid(one)])
@@ -274,4 +279,24 @@ fn attach_by_a_process_in_another_network_ends_with_that_network() {
     drop(second);
     slowly("its agent has ended", || !support::runs(agent));
     assert_nothing_left(&ground);
+}
+
+#[test]
+fn another_proc_than_its_own_is_refused() {
+    let Some(ground) = isolated() else { return };
+    for command in [
+        &["doctor", ":8080"][..],
+        &["attach", ":8080"],
+        &["top", ":8080", "--once"],
+    ] {
+        let output = Command::new("unshare")
+            .args(["--pid", "--fork", WAKEONE])
+            .args(command)
+            .output()
+            .expect("unshare");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let told = said(&output).join(" ");
+        assert!(told.contains("another PID namespace"), "{told}");
+    }
+    drop(ground);
 }

@@ -15,6 +15,7 @@ use serde::Serialize;
 use wakeone_control::reserved::set_apart;
 use wakeone_control::status::Group;
 use wakeone_kernel::netns;
+use wakeone_kernel::proc::process::has_own_proc;
 use wakeone_model::layout::{Style, wrap};
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
@@ -166,6 +167,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Checks that pids mean the processes that /proc shows.
+///
+/// # Errors
+/// They do not.
+pub fn check_proc() -> anyhow::Result<()> {
+    anyhow::ensure!(
+        has_own_proc(),
+        "/proc is not mounted, or shows another PID namespace than the one that this runs in: with nsenter enter both (--pid and --mount), or run it outside and give a process of the container, as pid:PID"
+    );
+    Ok(())
+}
+
 /// Enters the target's network namespace, if it is another one: one by name, that of a process, or the target's own.
 /// Returns the inode of a namespace that was entered.
 pub fn enter(
@@ -173,6 +186,7 @@ pub fn enter(
     pid: Option<u32>,
     target: &Target,
 ) -> anyhow::Result<Option<u64>> {
+    check_proc()?;
     let place = match (netns, pid, target) {
         (Some(name), _, _) if name.contains('/') => PathBuf::from(name),
         (Some(name), _, _) => Path::new("/run/netns").join(name),

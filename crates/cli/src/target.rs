@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use wakeone_control::paths::Paths;
 use wakeone_control::status;
 use wakeone_model::listener::Protocol;
-use wakeone_observe::{Found, Target, find};
+use wakeone_observe::{Error, Found, Target, elsewhere, find};
 use wakeone_supervisor::address::{Address, BadAddress};
 
 /// How a target is written, in every command.
@@ -42,10 +42,15 @@ pub fn to_serve(text: &str) -> Result<SocketAddr, String> {
 /// The listeners of a target; if it is the name of a group, those of the group.
 ///
 /// # Errors
-/// There is none.
-pub fn listeners(target: &Target, paths: &Paths) -> Result<Vec<Found>, wakeone_observe::Error> {
+/// There is none. If there is one in a container, the error tells a process of that.
+pub fn listeners(target: &Target, paths: &Paths) -> Result<Vec<Found>, Error> {
     let Some(places) = group(target, paths) else {
-        return find(target);
+        return find(target).map_err(|error| match (error, elsewhere(target)) {
+            (Error::NotFound(_), Some(pid)) => Error::NotFound(format!(
+                "nothing listens on {target} in this network namespace, but process {pid} does in its own: give pid:{pid}"
+            )),
+            (error, _) => error,
+        });
     };
     let mut found = Vec::new();
     for place in places {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 
 use wakeone_kernel::netns;
+use wakeone_kernel::proc::networks::Networks;
 use wakeone_kernel::proc::stat;
 use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::socket::diag::{self, Entry, Which};
@@ -246,6 +247,34 @@ pub fn find_anywhere(target: &Target) -> Result<Vec<Found>, Error> {
         .map(|one| one.in_network(namespace))
         .collect())
 }
+
+/// A process in another network namespace where something listens that a target's address means. It takes what [`find_anywhere`]
+/// takes, and tells nothing where that is missing.
+pub fn elsewhere(target: &Target) -> Option<u32> {
+    let by_address = matches!(
+        target.parts().1,
+        Target::Port(_)
+            | Target::Localhost(_)
+            | Target::Address(Address::Inet(_))
+            | Target::Number(_)
+    );
+    if !by_address {
+        return None;
+    }
+    let all = Networks::new()
+        .and_then(|mut networks| networks.look())
+        .ok()?;
+    let holder = |(namespace, pids): (u64, Vec<u32>)| {
+        let found = netns::within(namespace, &pids, || find(target))
+            .ok()?
+            .ok()?;
+        found.first()?.pids.first().copied()
+    };
+    all.into_iter().take(MOST_ELSEWHERE).find_map(holder)
+}
+
+/// As many namespaces are searched for a hint.
+const MOST_ELSEWHERE: usize = 64;
 
 fn is_among(one: &Found, others: &[Found]) -> bool {
     let is_same = |other: &Found| {

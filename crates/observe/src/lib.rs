@@ -13,7 +13,7 @@ pub mod text;
 mod unread;
 pub mod watcher;
 
-pub use find::{Found, Look, find, find_anywhere, find_in};
+pub use find::{Found, Look, elsewhere, find, find_anywhere, find_in};
 pub use target::Target;
 pub use watcher::Watcher;
 

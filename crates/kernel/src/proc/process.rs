@@ -133,6 +133,13 @@ pub fn has_ended(handle: impl AsFd) -> io::Result<bool> {
     Ok(poll(&mut ended, Some(&Timespec::default()))? > 0)
 }
 
+/// Whether /proc is that of this process's own PID namespace: `nsenter --pid` alone leaves another one mounted, whose numbers mean
+/// other processes.
+pub fn has_own_proc() -> bool {
+    let own = std::fs::read_link("/proc/self");
+    own.is_ok_and(|own| own.to_str() == Some(&std::process::id().to_string()))
+}
+
 /// Every process id of this pid namespace.
 pub fn pids() -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else {
