@@ -6,6 +6,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
+use wakeone_model::network::Network;
 use wakeone_model::waits;
 
 use super::values::{DOING, GroupMetrics, Metrics, Traced, TracedWorker, WorkerMetrics};
@@ -100,6 +101,10 @@ fn ones(label: &'static str, values: impl Iterator<Item = String>) -> Labelled {
         .collect()
 }
 
+fn network(group: &GroupMetrics) -> impl Iterator<Item = &Network> {
+    group.status.network.iter()
+}
+
 /// Returns 1 for the current state and 0 for each other one.
 fn state(label: &'static str, all: &[&str], is: &str) -> Labelled {
     let each = |one: &&str| (Some((label, (*one).to_owned())), Whole((*one == is).into()));
@@ -136,6 +141,12 @@ pub const METRICS: &[Metric] = &[
 
     metric("wakeone_group_listen", "", Info, "Where a group listens, by address", &["listen"],
         From::Group(|g| ones("address", g.status.listen.iter().cloned()))),
+    metric("wakeone_group_namespace", "", Info, "The network namespace of its sockets, by inode, where that is not the agent's", &["network.namespace"],
+        From::Group(|g| ones("namespace", network(g).map(|n| n.namespace.to_string())))),
+    metric("wakeone_group_container", "", Info, "The container of its server, by id, where that is not the agent's", &["network.container"],
+        From::Group(|g| ones("container", network(g).filter_map(|n| n.container.clone())))),
+    metric("wakeone_group_pod", "", Info, "The pod of its server, as namespace/name, else by id", &["network.pod", "network.pod_name"],
+        From::Group(|g| ones("pod", network(g).filter_map(|n| n.pod_name.clone().or(n.pod.clone()))))),
     metric("wakeone_group_protocol", "", Info, "tcp or udp: what is said of connections is of datagrams then", &["protocol"],
         From::Group(|g| ones("protocol", std::iter::once(g.status.protocol.to_owned())))),
     metric("wakeone_group_affinity", "", Info, "Of UDP: what keeps the datagrams of a flow together", &["affinity"],
@@ -529,6 +540,12 @@ mod tests {
                 heavy_flows: Some(1),
                 spread_flows: Some(0),
                 listen: vec!["127.0.0.1:80".into(), "[::1]:80".into()],
+                network: Some(Network {
+                    namespace: 4_026_532_281,
+                    container: Some("3f2a51c09b7e4d1d8c7b6a5f4e3d2c1b".into()),
+                    pod: Some("0f5c1d2e-3a4b-4c5d-8e6f-7a8b9c0d1e2f".into()),
+                    pod_name: Some("default/web-1".into()),
+                }),
                 steered: true,
                 replaced: false,
                 queued: Some(20),
@@ -650,6 +667,10 @@ mod tests {
             ),
             (
                 "wakeone_group_listen_info{group=\"web\",address=\"[::1]:80\"}",
+                "1",
+            ),
+            (
+                "wakeone_group_pod_info{group=\"web\",pod=\"default/web-1\"}",
                 "1",
             ),
             (
