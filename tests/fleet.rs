@@ -73,6 +73,32 @@ fn a_load_is_sent_from_several_machines_by_ssh() {
 }
 
 #[test]
+fn the_groups_of_many_machines_are_in_one_table() {
+    let Some(ground) = isolated() else { return };
+    let metrics = "127.0.0.1:9464";
+    let options = ["-w", "3", "-l", AT, "--name", "web", "--metrics", metrics];
+    let mut run = ground.whoami(&options);
+    run.ready();
+    let mut top = Command::new(WAKEONE);
+    top.args(["top", "--once", "--interval", "300ms", "--from", metrics]);
+    // Nobody serves there.
+    top.args(["--from", "127.0.0.1:9465"]);
+    let output = top.output().expect("top");
+    assert!(output.status.success(), "{output:?}");
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let lines: Vec<&str> = told.lines().collect();
+    assert!(lines[1].starts_with("127.0.0.1:9465  no answer"), "{told}");
+    assert!(lines[2].starts_with("127.0.0.1:9464  web"), "{told}");
+    assert!(told.contains("Connection refused"), "{told}");
+    let output = top.arg("--json").output().expect("top");
+    let all: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let web = &all["groups"][1];
+    assert_eq!((&web["group"], &web["workers"]), (&"web".into(), &3.into()));
+    assert!(web["arrivals_per_s"].is_number(), "{all:#}");
+    run.stop();
+}
+
+#[test]
 fn the_job_of_kubernetes_sends_a_shard_from_each_pod() {
     let output = Command::new(contrib("kubernetes/load"))
         .args([

@@ -1,5 +1,6 @@
 //! `wakeone top`: shows a running server live, with a row for each worker.
 
+mod fleet;
 mod live;
 mod replay;
 mod screen;
@@ -28,7 +29,7 @@ use wakeone_terminal::{style, to_json};
 /// Show a running server live: a row a worker
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Keys: ? explains them. To a pipe it writes plain text.\nExamples:\n  wakeone top :8080 --record slow.jsonl\n  wakeone top --replay slow.jsonl"
+    after_help = "Keys: ? explains them. To a pipe it writes plain text.\nExamples:\n  wakeone top :8080 --record slow.jsonl\n  wakeone top --replay slow.jsonl\n  wakeone top --from node1:9464 --from node2:9464"
 )]
 pub struct Args {
     #[arg(value_name = "TARGET", help = target::or_all())]
@@ -53,6 +54,11 @@ pub struct Args {
     /// Show a recording at its own pace; it takes no privilege and no server
     #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "netns", "pid", "no_tracing", "interval"])]
     replay: Option<PathBuf>,
+
+    /// Show the groups of other machines, the worst first: an address where an agent serves metrics, or prometheus:URL (repeat for
+    /// more)
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["target", "record", "replay", "netns", "pid", "no_tracing"])]
+    from: Vec<fleet::From>,
 
     /// Look into another network namespace: a name in /run/netns, or a path
     #[arg(long, value_name = "NAME")]
@@ -87,6 +93,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&stop))
         .context("top: cannot catch signals")?;
     let interactive = !args.once && io::stdout().is_terminal() && io::stdin().is_terminal();
+    if !args.from.is_empty() {
+        let shown = match interactive {
+            true => fleet::on_screen(&args.from, args.interval, &stop),
+            false => fleet::as_text(&args, &stop),
+        };
+        return shown.context("top").map(|()| ExitCode::SUCCESS);
+    }
     if let Some(path) = &args.replay {
         let shown = if interactive {
             replay::on_screen(path, &stop)

@@ -4,6 +4,7 @@
 //! data to be shown. [`draw()`] and [`plain::text`] turn it into a picture, the same for the same state.
 
 pub mod draw;
+pub mod fleet;
 pub mod frame;
 pub mod plain;
 pub mod record;

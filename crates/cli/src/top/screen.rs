@@ -53,6 +53,33 @@ impl Screen {
         Ok(())
     }
 
+    /// Shows a text, cut where the terminal ends.
+    pub fn text(&mut self, text: &str) -> anyhow::Result<()> {
+        let shown = ratatui::widgets::Paragraph::new(text);
+        self.0
+            .draw(|frame| frame.render_widget(shown, frame.area()))
+            .context("cannot draw on the terminal")?;
+        Ok(())
+    }
+
+    /// Waits that long for a key that quits; a new size ends the wait.
+    pub fn quits(&self, wait: Duration) -> anyhow::Result<bool> {
+        if hung_up(wait) {
+            return Ok(true);
+        }
+        while event::poll(Duration::ZERO).context("cannot read keys")? {
+            if let Event::Key(key) = event::read().context("cannot read keys")?
+                && matches!(
+                    key_of(key),
+                    Some(Key::Interrupt | Key::Escape | Key::Char('q'))
+                )
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Waits that long for keys, and passes all of them to the view.
     pub fn keys(&self, wait: Duration, state: &mut State) -> anyhow::Result<Pressed> {
         let mut pressed = Pressed::Nothing;
