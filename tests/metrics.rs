@@ -336,6 +336,31 @@ fn every_metric_is_explained() {
     );
 }
 
+#[test]
+fn the_alerts_fire_when_they_should_and_ask_for_metrics_that_there_are() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if !installed("promtool") {
+        return eprintln!("skipped: promtool is not installed");
+    }
+    let output = Command::new("promtool")
+        .args(["test", "rules", "tests/alerts.yaml"])
+        .current_dir(&folder)
+        .output()
+        .expect("promtool");
+    assert!(output.status.success(), "{output:?}");
+    let output = Command::new(WAKEONE)
+        .args(["metrics", "--help-all"])
+        .output()
+        .expect("wakeone");
+    let known = String::from_utf8(output.stdout).expect("text");
+    let alerts = include_str!("../contrib/prometheus-alerts.yaml");
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = alerts.split(|c| !is_part(c));
+    for name in words.filter(|word| word.starts_with("wakeone_")) {
+        assert!(known.contains(&format!("{name}{{")), "{name}");
+    }
+}
+
 fn dashboard() -> Value {
     let text = include_str!("../contrib/grafana-dashboard.json");
     serde_json::from_str(text).expect("JSON")
@@ -550,6 +575,20 @@ fn a_prometheus_answers_every_query_of_the_dashboard() {
     assert_eq!(
         answer["data"]["result"][0]["metric"]["group"],
         format!("at-127-0-0-1-{PORT}")
+    );
+    // The table of all machines, by what this server knows.
+    let mut top = Command::new(WAKEONE);
+    top.args(["top", "--once", "--interval", "1s"]);
+    let output = top
+        .args(["--from", "prometheus:http://127.0.0.1:9090"])
+        .output()
+        .expect("top");
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let row = told.lines().nth(1).unwrap_or_default();
+    let begins = format!("{METRICS}  at-127-0-0-1-{PORT}");
+    assert!(
+        row.starts_with(&begins) && row.contains("least-connections"),
+        "{told}"
     );
     let rate =
         queried("sum(rate(wakeone_slot_selected_connections_total[5s]))").expect("an answer");
