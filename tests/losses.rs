@@ -18,7 +18,7 @@ use support::steered::{
     worker,
 };
 use support::{Ground, slowness};
-use wakeone_load::{Arrivals, ErrorKind, Mix, Outcome, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Arrivals, ErrorKind, Mix, Outcome, Plan, Shard, Sources, Spacing, Stop};
 
 const WORKERS: usize = 4;
 const OPTIONS: [&str; 6] = ["-w", "4", "-l", "127.0.0.1:8080", "--name", "web"];
@@ -59,6 +59,7 @@ impl Load {
             seed: 1,
             threads: 1,
             keep_alive: false,
+            shard: Shard::default(),
         };
         let cancel = Arc::new(AtomicBool::new(false));
         let thread = {

@@ -25,7 +25,7 @@ use support::{
 };
 use wakeone_kernel::proc::process::socket_of_any;
 use wakeone_kernel::socket::diag;
-use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Arrivals, Mix, Outcome, Plan, Shard, Sources, Spacing, Stop};
 use wakeone_model::listener::Protocol;
 
 /// A move walks over connections in TIME_WAIT, and moves have a bounded share of the time. With few such connections
@@ -60,6 +60,7 @@ fn plan(target: SocketAddr, rate_per_s: f64, long_percent: u64, sources: Sources
         seed: 1,
         threads: 1,
         keep_alive: false,
+        shard: Shard::default(),
     }
 }
 

@@ -97,6 +97,7 @@ fn all_is_installed_and_nothing_stays() {
             "share/fish/vendor_completions.d/wakeone.fish",
             &format!("{zsh}/_wakeone"),
             "share/wakeone/grafana-dashboard.json",
+            "share/wakeone/prometheus-alerts.yaml",
             "lib/systemd/system/wakeone-one@.service",
             "lib/systemd/system/wakeone-run@.service",
             "lib/systemd/system/wakeone-server@.service",
