@@ -8,12 +8,19 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use support::steered::{assert_nothing_left, isolated, said, wakeone};
 use support::{Ground, Run, WAKEONE, eventually, server, slowly};
 
 /// Workers of each server.
 const WORKERS: usize = 2;
+
+/// An agent that serves all network namespaces would steer the servers of another test.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Processes in a network namespace of their own, which ends with them.
 struct Inhabitant(Child);
@@ -129,6 +136,7 @@ fn open(group: &Value) -> Vec<i64> {
 
 #[test]
 fn the_same_port_in_several_networks_is_several_groups() {
+    let _alone = alone();
     let Some(ground) = isolated() else { return };
     let first = Inhabitant::server();
     let mut agent = agent(&ground, "networks = 'all'\n[[target]]\nlisten = ':8080'\n");
@@ -188,6 +196,7 @@ fn exists(network: u64) -> bool {
 
 #[test]
 fn a_server_is_meant_by_its_marks_or_by_its_own_wish() {
+    let _alone = alone();
     let Some(ground) = isolated() else { return };
     let wishing = Inhabitant::start_with(&own_sockets(), &[("WAKEONE", "round-robin")]);
     let wrong = Inhabitant::start_with(&own_sockets(), &[("WAKEONE", "fastest\u{1b}[1m")]);
@@ -224,6 +233,7 @@ fn a_server_is_meant_by_its_marks_or_by_its_own_wish() {
 
 #[test]
 fn one_queue_and_a_new_server_in_the_same_network_are_steered() {
+    let _alone = alone();
     let Some(ground) = isolated() else { return };
     let shared = format!("python3 {} 8080 3", server("loops.py"));
     let pod = Inhabitant::start(&format!("sh -c '{shared} & wait $!; exec {shared}'"));
@@ -249,6 +259,7 @@ fn one_queue_and_a_new_server_in_the_same_network_are_steered() {
 
 #[test]
 fn attach_by_a_process_in_another_network_ends_with_that_network() {
+    let _alone = alone();
     let Some(ground) = isolated() else { return };
     let [first, second] = [Inhabitant::server(), Inhabitant::server()];
     let pid = |one: &Inhabitant| format!("pid:{}", one.0.id());
@@ -283,6 +294,7 @@ fn attach_by_a_process_in_another_network_ends_with_that_network() {
 
 #[test]
 fn another_proc_than_its_own_is_refused() {
+    let _alone = alone();
     let Some(ground) = isolated() else { return };
     for command in [
         &["doctor", ":8080"][..],
