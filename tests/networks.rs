@@ -263,7 +263,7 @@ fn attach_by_a_process_in_another_network_ends_with_that_network() {
     let Some(ground) = isolated() else { return };
     let [first, second] = [Inhabitant::server(), Inhabitant::server()];
     let pid = |one: &Inhabitant| format!("pid:{}", one.0.id());
-    // Whoever does not know where it is gets told.
+    // A user who does not know where it is gets told.
     slowly("it is told where something listens", || {
         let output = wakeone(&ground, &["attach", ":8080"]);
         said(&output).join(" ").contains("in its own: give pid:")

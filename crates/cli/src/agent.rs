@@ -15,7 +15,7 @@ use wakeone::attach::{self, AttachConfig, AttachManager, Everywhere, Owners, Ser
 use wakeone::group::check_weights;
 use wakeone::metrics::{self, Monitor};
 use wakeone_control::policy::{Affinity, Policy};
-use wakeone_model::layout::counted;
+use wakeone_model::layout::{counted, printable};
 use wakeone_observe::Target;
 use wakeone_supervisor::notify::{self, Watchdog};
 
@@ -212,8 +212,7 @@ fn read(path: &Path) -> anyhow::Result<Settings> {
 
 /// Parses a configuration; an error is one line, whatever it quotes.
 fn parse(text: &str) -> Result<Settings, String> {
-    let plain = |c: char| if c.is_control() { '?' } else { c };
-    parsed(text).map_err(|why| why.chars().map(plain).collect())
+    parsed(text).map_err(|why| printable(&why))
 }
 
 fn parsed(text: &str) -> Result<Settings, String> {

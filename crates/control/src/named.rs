@@ -42,8 +42,8 @@ pub fn all(paths: &Paths) -> Result<Status, Error> {
 }
 
 /// Returns the groups that a text means, in whichever network namespace. It is a group's name, or `:PORT`, `ADDRESS:PORT` or
-/// `unix:NAME` where it listens. It may also be the id of a process or of the supervisor, the name of a process or unit, the id of
-/// a container, or the name or id of a pod.
+/// `unix:NAME` where it listens. It may also be the id of a process or of the supervisor, or the name of a process or unit. A
+/// container is meant by its id, a pod by its id or name.
 ///
 /// # Errors
 /// There is no such group, or the groups cannot be read.
@@ -104,12 +104,11 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
     }
     let there = listening(target);
     let here = |group: &Group| {
-        let namespace = group.network.as_ref().map(|network| network.namespace);
         places(group).any(|(p, at)| {
-            let is_it = |one: &&(Protocol, Address, Option<u64>)| {
-                (one.0 == Protocol::Udp, one.1, one.2) == (p == Protocol::Udp, at, namespace)
-            };
-            there.iter().find(is_it).is_some()
+            let wanted = (p == Protocol::Udp, at, group.namespace());
+            there
+                .iter()
+                .any(|one| (one.0 == Protocol::Udp, one.1, one.2) == wanted)
         })
     };
     others.into_iter().filter(here).collect()

@@ -165,6 +165,11 @@ pub fn read(paths: &Paths) -> io::Result<Status> {
 }
 
 impl Group {
+    /// The inode of the network namespace of its sockets, where that is another one than that of its agent.
+    pub fn namespace(&self) -> Option<u64> {
+        self.network.as_ref().map(|network| network.namespace)
+    }
+
     /// Returns its orphans, which takes a look at all processes.
     pub fn find_orphans(&self, paths: &Paths) -> Vec<Orphan> {
         let state = state_of(paths, &self.name);

@@ -31,6 +31,7 @@ mod summary;
 mod text;
 mod tls;
 mod view;
+mod whole;
 
 pub use compare::{Comparison, Difference, ErrorShares, MetricComparison, Verdict};
 pub use error::Error;
@@ -49,6 +50,7 @@ pub use summary::{
 };
 pub use tls::Tls;
 pub use view::View;
+pub use whole::decode;
 
 #[cfg(test)]
 #[path = "../../../tests/support/foreign.rs"]

@@ -110,41 +110,22 @@ impl<'de> Deserialize<'de> for ErrorKind {
     }
 }
 
-/// A whole histogram as text.
-mod histogram {
-    use super::{Deserialize, Histogram};
-    use crate::summary::{decode, encode};
-
-    pub fn serialize<S: serde::Serializer>(
-        histogram: &Histogram<u64>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&encode(histogram))
-    }
-
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Histogram<u64>, D::Error> {
-        decode(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
-    }
-}
-
 /// Where the time of a request goes; 2xx answers only, ns.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phases {
     /// `connect()` until the connection takes the request. New connections only.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub connect: Histogram<u64>,
     /// Request sent until the first byte of the answer. This is the accept queue and the server's work, which a client
     /// cannot tell apart.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub wait: Histogram<u64>,
     /// Start (`connect()`, or the send on a kept connection) until the first byte of the answer.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub first_byte: Histogram<u64>,
     /// First byte until the last.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub receive: Histogram<u64>,
 }
 
@@ -157,10 +138,10 @@ pub struct PathOutcome {
     /// 2xx answers.
     pub completed: u64,
     /// ns from the planned time.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub latency: Histogram<u64>,
     /// Failed requests, ns from the planned time, and no less than the timeout: they count as still waiting.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub failed: Histogram<u64>,
 }
 
@@ -177,10 +158,10 @@ pub struct StageOutcome {
     /// Requests that failed.
     pub errors: u64,
     /// ns from the planned time.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub latency: Histogram<u64>,
     /// Failed requests, ns from the planned time, and no less than the timeout: they count as still waiting.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub failed: Histogram<u64>,
 }
 
@@ -216,13 +197,13 @@ pub struct Interval {
     /// 2xx answers.
     pub completed: u64,
     /// Their latency, ns from the planned time.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub latency: Histogram<u64>,
     /// Failed requests, ns from the planned time, and no less than the timeout: they count as still waiting.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub failed: Histogram<u64>,
     /// The same from `connect()` or the send.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub service: Histogram<u64>,
     /// Whole answers by their `X-Worker` header.
     pub by_worker: BTreeMap<String, u64>,
@@ -247,19 +228,19 @@ pub struct Outcome {
     /// Requests under way when the load was cancelled.
     pub cancelled: u64,
     /// 2xx answers, ns from the planned time to the last byte: correct under coordinated omission.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub latency: Histogram<u64>,
     /// Failed requests, ns from the planned time, and no less than the timeout: they count as still waiting.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub failed: Histogram<u64>,
     /// 2xx answers, ns from `connect()` (from the send on a kept connection) to the last byte.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub service: Histogram<u64>,
     /// The phases of that time.
     pub phases: Phases,
     /// Every begun request: ns by which it was begun after its planned time. If this is not small, the generator is
     /// the bottleneck and not the server.
-    #[serde(with = "histogram")]
+    #[serde(with = "crate::whole")]
     pub lateness: Histogram<u64>,
     /// Whole answers, of whatever status, by their `X-Worker` header.
     pub by_worker: BTreeMap<String, u64>,

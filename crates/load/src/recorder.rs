@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use wakeone_model::layout::printable;
 
 use crate::{
     ErrorKind, Interval, MixEntry, Outcome, PathOutcome, Phases, Plan, Stage, StageOutcome,
@@ -257,7 +258,9 @@ impl Recorder {
         // The names are added up, because two broken ones may read the same.
         let mut by_worker = BTreeMap::new();
         for (worker, n) in workers {
-            *by_worker.entry(printable(&worker)).or_default() += n;
+            *by_worker
+                .entry(printable(&String::from_utf8_lossy(&worker)))
+                .or_default() += n;
         }
         by_worker
     }
@@ -324,14 +327,6 @@ impl Recorder {
             bytes_received: self.bytes_received,
         }
     }
-}
-
-/// Returns a server's name for itself without terminal commands: U+009B begins one as ESC [ does.
-fn printable(name: &[u8]) -> String {
-    let name = String::from_utf8_lossy(name);
-    name.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }
 
 /// The head of a worker's name. It does not end within a character.

@@ -103,7 +103,7 @@ pub struct Part {
     pub began_ms: f64,
     /// The clock by which it began.
     pub clock: Clock,
-    /// What came of it.
+    /// The outcome of its requests.
     pub outcome: Outcome,
     /// The same of each second.
     pub intervals: Vec<Interval>,
@@ -143,7 +143,7 @@ pub struct Merged {
     pub summary: Summary,
     /// The sum of all.
     pub outcome: Outcome,
-    /// What is to be known about the shards: a sentence each.
+    /// Sentences about the shards that a reader should know.
     pub notes: Vec<String>,
 }
 

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hdrhistogram::Histogram;
-use hdrhistogram::serialization::{Deserializer, Serializer as _, V2DeflateSerializer};
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::all;
+use crate::whole::encode;
 use crate::{
     Arrivals, Interval, MixEntry, Outcome, PathOutcome, Plan, Sources, Spacing, StageOutcome,
 };
@@ -243,27 +242,6 @@ impl Summary {
             ended => failed as f64 / ended as f64,
         }
     }
-}
-
-/// Writes a histogram in the compressed V2 form, in base64.
-pub(crate) fn encode(histogram: &Histogram<u64>) -> String {
-    let mut bytes = Vec::new();
-    V2DeflateSerializer::new()
-        .serialize(histogram, &mut bytes)
-        .expect("writing to memory does not fail");
-    BASE64_STANDARD.encode(bytes)
-}
-
-/// Reads what [`encode`] wrote.
-///
-/// # Errors
-/// It is no histogram, as part of a sentence.
-pub fn decode(text: &str) -> Result<Histogram<u64>, String> {
-    let bytes = BASE64_STANDARD
-        .decode(text)
-        .map_err(|error| error.to_string())?;
-    let histogram = Deserializer::new().deserialize(&mut bytes.as_slice());
-    histogram.map_err(|error| format!("a histogram cannot be read: {error:?}"))
 }
 
 impl PathSummary {

@@ -77,6 +77,13 @@ impl<T: ToString> From<T> for Cell {
     }
 }
 
+/// Returns the text without characters that a terminal would act on: U+009B begins a command as ESC [ does.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
 /// A column of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {

@@ -1,4 +1,4 @@
-//! The network namespace of a group, and the names by which operators know who is in it.
+//! Names the network namespace of a group as operators know it: by its container and its pod.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Engines show so many digits of a container's id.
 const SHORT_ID: usize = 12;
 
-/// A network namespace that is not ours, and who is in it.
+/// A network namespace that is not ours, with the container and the pod that are in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {

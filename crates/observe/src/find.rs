@@ -61,7 +61,7 @@ fn unanswered(source: io::Error) -> Error {
     }
 }
 
-/// What listens in this network namespace, and all processes: enough to find the listeners of any target.
+/// A look at this network namespace's listeners and at all processes. It serves to find the listeners of any target.
 #[derive(Debug)]
 pub struct Look {
     inet: Vec<Listener>,

@@ -350,12 +350,12 @@ fn bottom<'a>(state: &State, below: usize, width: u16) -> Paragraph<'a> {
             choice.to,
             choice.from.as_deref().unwrap_or("its policy")
         );
-        let asked = crate::frame::printable(&asked);
+        let asked = wakeone_model::layout::printable(&asked);
         spans.push(Span::styled(asked, BOLD.fg(Color::Yellow)));
         return Paragraph::new(Line::from(spans));
     }
     if let Some(notice) = &state.notice {
-        let notice = crate::frame::printable(notice);
+        let notice = wakeone_model::layout::printable(notice);
         spans.push(Span::styled(notice, Color::Yellow));
         return Paragraph::new(Line::from(spans));
     }

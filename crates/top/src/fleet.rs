@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
-use wakeone_model::layout::{Cell, Column, Style, Tone, number, table, words};
+use wakeone_model::layout::{Cell, Column, Style, Tone, number, printable, table, words};
 
 /// More of an exposition is not read: no agent serves as much.
 const MOST_SAMPLES: usize = 200_000;
@@ -43,8 +43,8 @@ impl Sample {
     }
 }
 
-/// Reads the samples of an exposition in the OpenMetrics or Prometheus format: `NAME{LABEL="VALUE",…} NUMBER …`. What it does not
-/// understand it passes over. Control characters in labels become `?`, as they go to a terminal.
+/// Reads the samples of an exposition in the OpenMetrics or Prometheus format: `NAME{LABEL="VALUE",…} NUMBER …`. Lines of another
+/// form are passed over. Control characters in labels become `?`, as they go to a terminal.
 pub fn parse(text: &str) -> Vec<Sample> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(sample).take(MOST_SAMPLES).collect()
@@ -93,8 +93,7 @@ fn labels_of<'a>(mut rest: &'a str, labels: &mut BTreeMap<String, String>) -> Op
 }
 
 fn plain(text: &str) -> String {
-    let plain = |c: char| if c.is_control() { '?' } else { c };
-    text.chars().map(plain).take(MOST_OF_A_LABEL).collect()
+    printable(text).chars().take(MOST_OF_A_LABEL).collect()
 }
 
 /// A group of a machine.
@@ -155,7 +154,7 @@ impl Row {
 
     /// How bad it is: rows are sorted by this, the largest first.
     fn badness(&self) -> [f64; 5] {
-        let wrong = |is: bool| f64::from(u8::from(is));
+        let wrong = |is: bool| f64::from(is);
         [
             wrong(self.error.is_some()),
             self.stuck as f64 + wrong(!self.group.is_empty() && !self.agent),
@@ -183,7 +182,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// The rows of a look at all machines, the worst first. `answers`: what each told, or why it did not. `seconds`: the time since
+    /// The rows of a look at all machines, the worst first. `answers` has the samples of each, or why it told none. `seconds`: the time since
     /// the last look.
     pub fn look(
         &mut self,

@@ -75,10 +75,3 @@ impl Frame {
         self.watch.last.at_ns
     }
 }
-
-/// Returns the text without characters that a terminal would act on.
-pub fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
-}

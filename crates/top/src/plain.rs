@@ -6,8 +6,9 @@ use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::Watch;
 use wakeone_model::verdict::time;
 
-use crate::frame::{Frame, Steering, printable};
+use crate::frame::{Frame, Steering};
 use crate::table::{self, Column, FORMS, Form, Line, ShareOf, Table};
+use wakeone_model::layout::printable;
 
 /// Returns the address of a listener, its workers and its accept model.
 pub fn headline(watch: &Watch) -> String {

@@ -204,7 +204,7 @@ fn parse(text: &[u8], line: u64) -> Result<Frame, BadRecording> {
                 schema: which.schema,
             },
             // The message quotes the file, which may hold anything.
-            _ => foreign(crate::frame::printable(&error.to_string())),
+            _ => foreign(wakeone_model::layout::printable(&error.to_string())),
         }
     })?;
     if read.schema != SCHEMA {

@@ -4,7 +4,8 @@ use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::{Queue, Row};
 use wakeone_model::verdict::time;
 
-use crate::frame::{Frame, Steering, printable};
+use crate::frame::{Frame, Steering};
+use wakeone_model::layout::printable;
 
 /// A column of the table of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

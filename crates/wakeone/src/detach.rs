@@ -224,8 +224,7 @@ fn in_one_network(what: &str, found: Vec<Group>) -> Result<Vec<Group>, Error> {
     if !own.is_empty() {
         return Ok(own);
     }
-    let namespace = |one: &Group| one.network.as_ref().map(|network| network.namespace);
-    let is_of_first = |one: &Group| namespace(one) == others.first().and_then(namespace);
+    let is_of_first = |one: &Group| one.namespace() == others.first().and_then(Group::namespace);
     if others.iter().all(is_of_first) {
         return Ok(others);
     }

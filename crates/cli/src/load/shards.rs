@@ -12,7 +12,7 @@ use wakeone_load::{
 };
 use wakeone_terminal::{print, print_wrapped};
 
-/// What `wakeone load` does beside sending.
+/// Other tasks of `wakeone load` than to send.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Merge the results of all shards of a plan, exactly: as one machine would have measured them
@@ -23,7 +23,7 @@ pub enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone load merge shard-*.part")]
 pub struct MergeArgs {
-    /// What each shard wrote with --part=FILE
+    /// The files that the shards wrote with --part=FILE
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Print the result as JSON, or write it to FILE (--json=FILE)

@@ -3,9 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hdrhistogram::Histogram;
-use hdrhistogram::serialization::Deserializer;
 use hdrhistogram::serialization::interval_log::{
     IntervalLogHistogram, IntervalLogIterator, LogEntry,
 };
@@ -71,10 +69,7 @@ fn of_load(summary: &wakeone_load::Summary) -> anyhow::Result<Recorded> {
 }
 
 fn decode(base64: &str) -> anyhow::Result<Histogram<u64>> {
-    let bytes = BASE64_STANDARD.decode(base64)?;
-    Deserializer::new()
-        .deserialize(&mut bytes.as_slice())
-        .map_err(|error| anyhow::anyhow!("its histogram cannot be read: {error}"))
+    wakeone_load::decode(base64).map_err(anyhow::Error::msg)
 }
 
 fn parts(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 
 use nix::libc;
+use wakeone_model::layout::printable;
 use wakeone_model::listener::{Polled, Process, Thread, Wait};
 
 use crate::proc::process;
@@ -123,13 +124,6 @@ impl Processes {
 /// Parent and name; `None` where it is gone.
 pub fn identity(pid: u32) -> Option<Identity> {
     Stat::of(pid).ok().map(Identity::from)
-}
-
-/// Returns the text without characters that a terminal would act on.
-pub fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }
 
 /// Reads one process of a listener with sockets of these `inodes` and open `connections`; `None` where it is gone.

@@ -24,11 +24,8 @@ pub struct Everywhere {
     own: AttachManager,
     /// By the inode of their namespace.
     others: BTreeMap<u64, AttachManager>,
-    /// The targets that may be in others.
-    wanted: Vec<Wanted>,
     networks: Option<Networks>,
     looked: Option<Instant>,
-    monitor: Option<Arc<Monitor>>,
     /// That there are too many was told.
     overflowed: bool,
 }
@@ -40,34 +37,29 @@ impl Everywhere {
         Self {
             own,
             others: BTreeMap::new(),
-            wanted: Vec::new(),
             networks: None,
             looked: None,
-            monitor: None,
             overflowed: false,
         }
     }
 
     /// Serves metrics of the groups from now on. `tracing`: also those of the kernel's tracepoints, in our own network namespace.
     pub fn serve(&mut self, monitor: impl Into<Arc<Monitor>>, tracing: bool) {
-        let monitor = monitor.into();
-        self.own.serve(monitor.clone(), tracing);
-        self.monitor = Some(monitor);
+        self.own.serve(monitor, tracing);
     }
 
     /// Steers these targets from now on, and no others.
     pub fn want(&mut self, wanted: Vec<Wanted>) {
-        let everywhere = |one: &&Wanted| one.servers.everywhere;
-        self.wanted = wanted.iter().filter(everywhere).cloned().collect();
-        if !self.wanted.is_empty() && self.networks.is_none() {
+        self.own.want(wanted);
+        let wanted: Vec<Wanted> = self.own.wanted_everywhere().cloned().collect();
+        if !wanted.is_empty() && self.networks.is_none() {
             let networks = Networks::new().inspect_err(|error| {
                 tracing::warn!("the network namespaces of containers cannot be seen: {error}");
             });
             self.networks = networks.ok();
         }
-        self.own.want(wanted);
         for (network, mut other) in std::mem::take(&mut self.others) {
-            let wanted = self.wanted.clone();
+            let wanted = wanted.clone();
             if wanted.is_empty() {
                 end(other);
             } else if other.within(|other| other.want(wanted)).is_ok() {
@@ -96,7 +88,7 @@ impl Everywhere {
     /// Notes which network namespaces came and went.
     fn look(&mut self, events: &mut Vec<Event>) {
         let is_due = self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY);
-        if self.wanted.is_empty() || !is_due {
+        if !is_due || self.own.wanted_everywhere().next().is_none() {
             return;
         }
         self.looked = Some(Instant::now());
@@ -106,7 +98,7 @@ impl Everywhere {
         for (network, mut other) in std::mem::take(&mut self.others) {
             match there.remove(&network) {
                 Some(pids) => {
-                    other.see_processes(pids);
+                    other.see_network(network, pids);
                     self.others.insert(network, other);
                 }
                 None => events.extend(other.abandon()),
@@ -117,19 +109,9 @@ impl Everywhere {
                 self.warn_of_many();
                 return;
             }
-            self.begin(network, pids);
+            let other = self.own.for_network(network, pids);
+            self.others.insert(network, other);
         }
-    }
-
-    fn begin(&mut self, network: u64, pids: Vec<u32>) {
-        let mut other = AttachManager::new(self.own.paths().clone()).in_network(network);
-        other.see_processes(pids);
-        if let Some(monitor) = &self.monitor {
-            other.serve(monitor.clone(), false);
-        }
-        // Nothing is attached before it is known what listens there.
-        other.want_later(self.wanted.clone());
-        self.others.insert(network, other);
     }
 
     fn warn_of_many(&mut self) {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
+use wakeone_kernel::capability;
 use wakeone_kernel::proc::{networks, process};
-use wakeone_kernel::{capability, netns};
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_model::network::Network;
@@ -19,6 +19,7 @@ use wakeone_observe::{Found, Look, Target, find_in};
 use super::attached::{BETWEEN_SOCKETS, Presence};
 use super::candidate::{AttachCandidate, examine};
 use super::config::AttachConfig;
+use super::elsewhere::{Elsewhere, within};
 use super::error::Error;
 use super::search::{Search, sockets};
 use super::selection::{Owners, admitted, meant};
@@ -41,7 +42,7 @@ pub struct Wanted {
     pub config: AttachConfig,
     /// Users whose servers it may mean, beside root and ourselves.
     pub owners: Owners,
-    /// What those servers have in common beside their address.
+    /// The marks of those servers, beside their address.
     pub servers: Servers,
 }
 
@@ -142,15 +143,7 @@ pub struct AttachManager {
     monitor: Option<(Arc<Monitor>, bool)>,
     search: Search,
     /// Where the servers are, if not in the network namespace of this thread.
-    elsewhere: Option<Elsewhere>,
-}
-
-/// Another network namespace.
-#[derive(Debug)]
-struct Elsewhere {
-    namespace: u64,
-    /// Processes that are in it: by them it is entered. Empty: this thread is in it itself.
-    pids: Vec<u32>,
+    elsewhere: Option<Arc<Elsewhere>>,
 }
 
 impl AttachManager {
@@ -170,20 +163,33 @@ impl AttachManager {
         }
     }
 
-    /// Notes that the servers are in another network namespace than ours. This thread is in it now, and stays there, or else
-    /// finds it by the processes that [`AttachManager::see_processes`] tells.
+    /// Notes that the servers are in another network namespace than ours. This thread is in it now, and stays there.
     #[must_use]
     pub fn in_network(mut self, namespace: u64) -> Self {
-        let pids = Vec::new();
-        self.elsewhere = Some(Elsewhere { namespace, pids });
+        self.see_network(namespace, Vec::new());
         self
     }
 
-    /// Notes which processes are in its network namespace.
-    pub(super) fn see_processes(&mut self, pids: Vec<u32>) {
-        if let Some(elsewhere) = &mut self.elsewhere {
-            elsewhere.pids = pids;
+    /// Notes that the servers are in another network namespace, and which processes are in it.
+    pub(super) fn see_network(&mut self, namespace: u64, pids: Vec<u32>) {
+        self.elsewhere = Some(Arc::new(Elsewhere { namespace, pids }));
+    }
+
+    /// Returns one for another network namespace. It has no groups yet, and steers those of these targets that may be anywhere,
+    /// from its next [`AttachManager::attach`] on.
+    pub(super) fn for_network(&self, namespace: u64, pids: Vec<u32>) -> Self {
+        let mut other = Self::new(self.paths.clone());
+        other.see_network(namespace, pids);
+        if let Some((monitor, _)) = &self.monitor {
+            other.serve(monitor.clone(), false);
         }
+        other.wanted = self.wanted_everywhere().cloned().collect();
+        other
+    }
+
+    /// Its targets that may be in any network namespace.
+    pub(super) fn wanted_everywhere(&self) -> impl Iterator<Item = &Wanted> {
+        self.wanted.iter().filter(|one| one.servers.everywhere)
     }
 
     /// Does something in its network namespace.
@@ -191,17 +197,8 @@ impl AttachManager {
     /// # Errors
     /// The namespace has ended, or cannot be entered.
     pub(super) fn within<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> io::Result<T> {
-        match self.entry() {
-            Some((namespace, pids)) => netns::within(namespace, &pids, || act(self)),
-            None => Ok(act(self)),
-        }
-    }
-
-    /// The network namespace that must be entered, and by whose processes.
-    fn entry(&self) -> Option<(u64, Vec<u32>)> {
-        let elsewhere = self.elsewhere.as_ref();
-        let entered = elsewhere.filter(|elsewhere| !elsewhere.pids.is_empty());
-        entered.map(|one| (one.namespace, one.pids.clone()))
+        let elsewhere = self.elsewhere.clone();
+        within(elsewhere.as_deref(), || act(self))
     }
 
     /// Whether it has no server, and nobody is left in the network namespace who could start one: only this process keeps it.
@@ -223,10 +220,14 @@ impl AttachManager {
             events.push(Event::Gone(attached.name().to_owned()));
             self.let_go(attached);
         }
+        self.forget_awaited();
+        events
+    }
+
+    fn forget_awaited(&mut self) {
         for group in std::mem::take(&mut self.awaited).into_values() {
             group.forget_state();
         }
-        events
     }
 
     /// Notes that we started the servers, by this command: they end with us.
@@ -336,16 +337,6 @@ impl AttachManager {
         wanted.any(|wanted| wanted.target.is_at(protocol, address))
     }
 
-    /// Where its groups' state and pins are.
-    pub(super) fn paths(&self) -> &Paths {
-        &self.paths
-    }
-
-    /// Steers these targets from the next [`AttachManager::attach`] on: it has no groups yet.
-    pub(super) fn want_later(&mut self, wanted: Vec<Wanted>) {
-        self.wanted = wanted;
-    }
-
     /// Steers these targets from now on, and no others. A change of policy or weights takes effect without detaching.
     pub fn want(&mut self, wanted: Vec<Wanted>) {
         self.wanted = wanted;
@@ -412,11 +403,6 @@ impl AttachManager {
                         }
                         let Some(config) = self.config_for(&found, &wanted, events) else {
                             continue;
-                        };
-                        let elsewhere = self.elsewhere.as_ref();
-                        let found = match elsewhere.map(|one| one.namespace) {
-                            Some(namespace) => found.in_network(namespace),
-                            None => found,
                         };
                         there.push((found, config));
                     }
@@ -550,6 +536,10 @@ impl AttachManager {
             if self.groups.contains_key(&address) || self.given_up.contains(&address) {
                 continue;
             }
+            let found = match &self.elsewhere {
+                Some(elsewhere) => found.in_network(elsewhere.namespace),
+                None => found,
+            };
             let started = examine(&found).and_then(|candidate| self.start(candidate, config));
             match started {
                 Ok(at) => {
@@ -600,7 +590,7 @@ impl AttachManager {
         wait(time, self.notices(), also)
     }
 
-    /// What the programs of its groups write when sockets change.
+    /// The descriptors that are readable once the programs of its groups saw sockets change.
     pub(super) fn notices(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let groups = self.groups.values().map(|(_, group)| group);
         groups.filter_map(Server::notices).map(AsFd::as_fd)
@@ -612,14 +602,7 @@ impl AttachManager {
         let groups = std::mem::take(&mut self.groups);
         for (address, (config, mut attached)) in groups {
             let name = attached.name().to_owned();
-            let entry = self.entry();
-            let presence = attached.follow(|follow| match &entry {
-                // One that cannot be entered has ended.
-                Some((namespace, pids)) => {
-                    netns::within(*namespace, pids, follow).unwrap_or(Ok(Presence::Gone))
-                }
-                None => follow(),
-            });
+            let presence = attached.follow(self.elsewhere.as_deref());
             let seen = attached.events().into_iter();
             events.extend(seen.map(|event| Event::Steered(name.clone(), event)));
             match presence {
@@ -651,9 +634,7 @@ impl AttachManager {
         for (_, (_, attached)) in std::mem::take(&mut self.groups) {
             self.detach(attached);
         }
-        for group in std::mem::take(&mut self.awaited).into_values() {
-            group.forget_state();
-        }
+        self.forget_awaited();
         self.paths.tidy();
     }
 }

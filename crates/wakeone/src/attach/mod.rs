@@ -7,6 +7,7 @@
 mod attached;
 mod candidate;
 mod config;
+mod elsewhere;
 mod error;
 mod everywhere;
 mod manager;

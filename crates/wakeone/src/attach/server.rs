@@ -7,6 +7,7 @@ use wakeone_model::listener::Protocol;
 use super::attached::{Attached, Presence};
 use super::candidate::AttachCandidate;
 use super::config::AttachConfig;
+use super::elsewhere::{Elsewhere, within};
 use super::error::Error;
 use super::one_queue::OneQueue;
 use crate::metrics::Source;
@@ -83,17 +84,17 @@ impl Server {
         }
     }
 
-    /// Follows its sockets and workers, if that is due. `within` does something in its network namespace.
+    /// Follows its sockets and workers, if that is due. `elsewhere`: the network namespace that they are in, if that is not ours.
     ///
     /// # Errors
     /// See [`Attached::follow`].
-    pub fn follow(
-        &mut self,
-        within: impl FnOnce(&mut dyn FnMut() -> Result<Presence, Error>) -> Result<Presence, Error>,
-    ) -> Result<Presence, Error> {
+    pub(super) fn follow(&mut self, elsewhere: Option<&Elsewhere>) -> Result<Presence, Error> {
         match self {
             Self::QueueEach(attached) => match attached.due() {
-                Some(due) => within(&mut || attached.follow(due)),
+                // One that cannot be entered has ended.
+                Some(due) => {
+                    within(elsewhere, || attached.follow(due)).unwrap_or(Ok(Presence::Gone))
+                }
                 None => Ok(Presence::Here),
             },
             // Its thread, which was started there, looks.

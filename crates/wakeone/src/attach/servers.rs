@@ -11,7 +11,7 @@ pub const WISH: &str = "WAKEONE";
 /// A wish is no longer.
 const MOST_OF_A_WISH: usize = 64;
 
-/// What the servers of a target have in common. What is not given fits all.
+/// The marks that the servers of a target have in common. A mark that is not given fits all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Servers {
     /// The path of the executable.
