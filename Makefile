@@ -28,7 +28,8 @@ deps: ## Install what the build needs (Debian packages, by apt-get)
 test-deps: ## Install what the tests need too: browser, Redis, node, nginx and other servers
 	@scripts/deps build test
 	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/quinn_server $(VENV)/bin/s2n_server \
-		$(VENV)/bin/go_server $(VENV)/bin/go_quic $(VENV)/bin/nginx_h3 $(VENV)/bin/node-current
+		$(VENV)/bin/go_server $(VENV)/bin/go_quic $(VENV)/bin/nginx_h3 $(VENV)/bin/node-current \
+		$(VENV)/bin/helm
 
 # The system's, where there is one: some tests run servers as a user who may not enter the home of root's own Python.
 PYTHON := $(or $(wildcard /usr/bin/python3),python3)
@@ -69,6 +70,13 @@ $(VENV)/bin/go_quic: tests/servers/go_quic/go.mod tests/servers/go_quic/go.sum t
 # An nginx that speaks HTTP/3, which Debian 12's does not.
 $(VENV)/bin/nginx_h3: scripts/nginx-h3 | $(VENV)/installed
 	@scripts/nginx-h3 $(VENV)/nginx_h3 $@
+
+# It renders the chart of contrib/kubernetes. It needs a newer Go than Debian 12 has: with an older one it is left out.
+HELM := 3.22.0
+
+$(VENV)/bin/helm: Makefile | $(VENV)/installed
+	@GOBIN=$(CURDIR)/$(@D) go install helm.sh/helm/v3/cmd/helm@v$(HELM) || \
+		echo "Go $$(go env GOVERSION) does not build helm $(HELM): it is left out"
 
 # The newest node, beside the distribution's. Debian's package of node has no npm: then the laboratory leaves this server out.
 NODE := 26.12.1

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle};
-use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_kernel::socket::diag::Listening;
 use wakeone_model::listener::Protocol;
 
 use crate::error::failed;
@@ -69,15 +69,19 @@ impl Choosers {
         })
     }
 
-    /// Returns the chooser of each socket there is now.
+    /// Returns the chooser of each socket there is now. `listening`: those that there are now, if they are known.
     ///
     /// # Errors
     /// The kernel's answer.
-    pub fn look(&self) -> io::Result<Vec<Chooser>> {
+    pub fn look(&self, listening: Option<&Listening>) -> io::Result<Vec<Chooser>> {
         let left = match self.protocol {
             // Connected ones are in the groups, too. The walk over these is safe.
             Protocol::Udp => u32::MAX,
-            _ => diag::sockets(self.protocol, Which::Listening, self.port)?.len() as u32,
+            _ => {
+                let asked = Listening::at(self.port);
+                let listening = listening.unwrap_or(&asked);
+                listening.count(self.protocol, self.port)? as u32
+            }
         };
         if left == 0 {
             return Ok(Vec::new());

@@ -91,6 +91,10 @@ pub struct Args {
 
 /// How often to check the state of the server; a quarter as often while no connection comes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
+/// With many servers that may take one part in so many of a CPU, unless the pause were longer than this then. What cannot wait is
+/// noticed at once.
+const FOLLOW_SHARE: u32 = 100;
+const LONGEST_LEISURE: Duration = Duration::from_secs(3);
 /// How often to look whether a server that ended is back.
 const RETURN_EVERY: Duration = Duration::from_millis(250);
 
@@ -402,14 +406,17 @@ pub fn follow(
     between: &mut dyn FnMut(&mut Everywhere) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
+    let mut leisure = Duration::ZERO;
     while !stop.load(Ordering::Relaxed) {
         let time = match groups.is_quiet() {
             true => 4 * FOLLOW_EVERY,
             false => FOLLOW_EVERY,
         };
-        groups.wait(groups.pause(time));
+        groups.wait(groups.pause(time.max(leisure)));
         between(groups)?;
+        let begun = Instant::now();
         groups.follow().iter().for_each(crate::log::event);
+        leisure = (begun.elapsed() * FOLLOW_SHARE).min(LONGEST_LEISURE);
         if looked.elapsed() >= RETURN_EVERY {
             groups.attach().iter().for_each(crate::log::event);
             looked = Instant::now();

@@ -97,13 +97,42 @@ pub fn within<T>(namespace: u64, pids: &[u32], run: impl FnOnce() -> T) -> io::R
         is_it.then_some(file)
     };
     let there = pids.iter().find_map(open).ok_or_else(gone)?;
-    let home = File::open("/proc/thread-self/ns/net")?;
-    go_to(&there)?;
+    let _back = travel(&there)?;
     drop(there);
-    let back = Home(home);
-    let result = run();
-    drop(back);
-    Ok(result)
+    Ok(run())
+}
+
+/// A network namespace that lives as long as this.
+#[derive(Debug)]
+pub struct Kept(File);
+
+impl Kept {
+    /// That of this thread.
+    ///
+    /// # Errors
+    /// /proc is not mounted.
+    pub fn own() -> io::Result<Self> {
+        File::open("/proc/thread-self/ns/net").map(Self)
+    }
+
+    /// Runs something there. It needs CAP_SYS_ADMIN.
+    ///
+    /// # Errors
+    /// That of setns(2).
+    ///
+    /// # Panics
+    /// If this thread cannot return.
+    pub fn visit<T>(&self, run: impl FnOnce() -> T) -> io::Result<T> {
+        let _back = travel(&self.0)?;
+        Ok(run())
+    }
+}
+
+/// Moves this thread. It returns when the result is dropped.
+fn travel(there: &File) -> io::Result<Home> {
+    let home = File::open("/proc/thread-self/ns/net")?;
+    go_to(there)?;
+    Ok(Home(home))
 }
 
 /// Moves this thread. The capability may be one that it has in reserve.
@@ -219,11 +248,15 @@ mod tests {
         let seen = within(there, &[own_pid, other.id()], || own().expect("own"));
         assert_eq!(seen.expect("entered"), there);
         assert_eq!(own().expect("own"), home);
+        let kept = within(there, &[other.id()], Kept::own).expect("entered");
         let wrong = within(there, &[own_pid], || ()).expect_err("not in it");
         assert_eq!(wrong.kind(), io::ErrorKind::NotFound);
         other.kill().expect("kill");
         other.wait().expect("wait");
         within(there, &[other.id()], || ()).expect_err("gone");
+        let seen = kept.expect("kept").visit(|| own().expect("own"));
+        assert_eq!(seen.expect("entered"), there);
+        assert_eq!(own().expect("own"), home);
     }
 
     #[test]

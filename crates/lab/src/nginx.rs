@@ -50,7 +50,7 @@ pub struct Setup {
     /// Directives of `http`.
     pub http: &'static str,
     /// Directives of the one `server`.
-    pub server: &'static str,
+    pub server: String,
     /// Files beside the configuration.
     pub files: Vec<(&'static str, String)>,
 }
@@ -69,7 +69,7 @@ impl Setup {
             workers,
             main: format!("load_module {};", module.display()),
             http: "perl_modules {dir}; perl_require Work.pm; keepalive_timeout 0;",
-            server: "location = /work { perl Work::handler; }",
+            server: "location = /work { perl Work::handler; }".into(),
             files: vec![("Work.pm", apps::text("Work.pm").into())],
             ..Self::default()
         })

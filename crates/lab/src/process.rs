@@ -89,6 +89,16 @@ pub fn cpu_ns(pid: u32) -> u64 {
         .sum()
 }
 
+/// The memory of a process: its own, and its part of what it shares with others. 0 if it has ended.
+pub fn memory_bytes(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let kib = text.lines().find_map(|line| {
+        let value = line.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?;
+        value.parse::<u64>().ok()
+    });
+    kib.unwrap_or(0) * 1024
+}
+
 /// Whether the CPU time of a process includes the softirq for its packets, which is most of a connection over
 /// loopback. It does not where the kernel accounts for interrupts by themselves (CONFIG_IRQ_TIME_ACCOUNTING). Measured
 /// once, by sending.

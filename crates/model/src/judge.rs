@@ -45,12 +45,17 @@ pub enum WorkerState {
 /// needs less of it to come to its accept.
 const SUSPECT_CPU_PART: u64 = 5;
 
+/// So often a slot is looked at, at least, in the time after which its worker is a suspect.
+pub const LOOKS_A_PATIENCE: u32 = 4;
+
 /// The history of a slot from one sample to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlotHistory {
     accepted: u64,
     /// When it last accepted, or had nothing to accept, in ns.
     progress_ns: u64,
+    /// Nothing waited at the last look.
+    was_empty: bool,
     /// The CPU time that its worker had when it was first seen running as a suspect, in ns.
     suspect_cpu_ns: Option<u64>,
     /// Since when it is marked stuck, in ns.
@@ -87,6 +92,11 @@ impl Default for Limits {
 /// Notes progress, and returns whether the slot's worker is suspect: connections wait and none was accepted for too
 /// long. A slot that is already marked stuck is no new suspect.
 pub fn suspect(now_ns: u64, look: &SlotSample, memory: &mut SlotHistory, limits: Limits) -> bool {
+    // What waits now may have come just before this look, however long ago the last one was.
+    if std::mem::replace(&mut memory.was_empty, look.queued == 0) {
+        let lately_ns = now_ns.saturating_sub(limits.stuck_after_ns / u64::from(LOOKS_A_PATIENCE));
+        memory.progress_ns = memory.progress_ns.max(lately_ns);
+    }
     if look.accepted > memory.accepted {
         memory.lapses = 0;
     }
@@ -104,6 +114,7 @@ impl SlotHistory {
     /// Nothing waited at this moment.
     pub fn nothing_waits(&mut self, now_ns: u64) {
         self.progress_ns = self.progress_ns.max(now_ns);
+        self.was_empty = true;
     }
 
     /// It is stuck from now on. Its worker has had so much CPU time.
@@ -314,7 +325,15 @@ mod tests {
             ),
             (
                 "waits for 5 ms",
-                &[(0, 0, 0, false), (2, 1, 0, false), (5, 1, 0, true)],
+                &[(0, 0, 0, false), (2, 1, 0, false), (6, 1, 0, true)],
+            ),
+            (
+                "nobody knows since when it waits",
+                &[(0, 0, 0, false), (90, 1, 0, false), (93, 1, 0, false)],
+            ),
+            (
+                "and then for 5 ms",
+                &[(0, 0, 0, false), (90, 1, 0, false), (94, 1, 0, true)],
             ),
             (
                 "still does",
@@ -417,14 +436,15 @@ mod tests {
             stuck(true, memory, limits, || WorkerState::Running { cpu_ns })
         };
         assert!(!suspect(0, &look(0, 0), &mut memory, limits));
-        assert!(suspect(5 * MS, &look(1, 0), &mut memory, limits));
+        assert!(!suspect(MS, &look(1, 0), &mut memory, limits));
+        assert!(suspect(6 * MS, &look(1, 0), &mut memory, limits));
         assert!(!stuck_at(&mut memory, 70 * MS));
         assert!(!stuck_at(&mut memory, 70 * MS), "it had no CPU meanwhile");
         assert!(!stuck_at(&mut memory, 71 * MS - 1));
         assert!(stuck_at(&mut memory, 71 * MS), "a fifth of the patience");
         // It accepted, and is suspect anew.
-        assert!(!suspect(6 * MS, &look(1, 1), &mut memory, limits));
-        assert!(suspect(11 * MS, &look(1, 1), &mut memory, limits));
+        assert!(!suspect(7 * MS, &look(1, 1), &mut memory, limits));
+        assert!(suspect(12 * MS, &look(1, 1), &mut memory, limits));
         assert!(!stuck_at(&mut memory, 90 * MS));
         assert!(stuck_at(&mut memory, 91 * MS));
     }
@@ -617,6 +637,7 @@ mod tests {
             suspect(at_ms * MS, &look(1, 0), memory, Limits::default())
         };
         memory.nothing_waits(4 * MS);
+        assert!(!suspect_at(&mut memory, 5));
         assert!(!suspect_at(&mut memory, 8));
         assert!(suspect_at(&mut memory, 9));
         // Looks of two threads may come in another order.

@@ -68,7 +68,7 @@ fn why(error: io::Error) -> String {
 /// Whether a program chooses among the sockets of a listener, whoever set it; `None`: we may not see it, which is then missing.
 pub(crate) fn has_program(listener: &Listener, missing: &mut Vec<String>) -> Option<bool> {
     let port = listener.address.port()?;
-    let choosers = Choosers::of(listener.protocol, port).and_then(|choosers| choosers.look());
+    let choosers = Choosers::of(listener.protocol, port).and_then(|choosers| choosers.look(None));
     let choosers = choosers.inspect_err(|error| {
         let lacking = capability::missing_of([Capability::CAP_BPF, Capability::CAP_PERFMON]);
         let why = match lacking.is_empty() {

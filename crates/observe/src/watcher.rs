@@ -12,7 +12,7 @@ use wakeone_kernel::proc::exits::Exits;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::schedule;
-use wakeone_kernel::socket::diag::{self, Accepted, Which};
+use wakeone_kernel::socket::diag::{self, Accepted, Listening, Which};
 use wakeone_kernel::socket::unix_diag;
 use wakeone_model::accept::{self, AcceptModel, Confidence, Shape};
 use wakeone_model::address::Address;
@@ -423,8 +423,8 @@ impl Watcher {
         self.pids = found.around(inodes);
     }
 
-    /// The listener's sockets now.
-    fn sockets(&self) -> io::Result<Vec<Socket>> {
+    /// The listener's sockets now, or those of `listening`.
+    fn sockets(&self, listening: Option<&Listening>) -> io::Result<Vec<Socket>> {
         let address = match self.listener.address {
             Address::Inet(address) => address,
             // Another server may have bound the same name.
@@ -439,7 +439,11 @@ impl Watcher {
             // An MPTCP listener's queue shows in TCP's dump.
             _ => Protocol::Tcp,
         };
-        let entries = diag::sockets_at(protocol, Which::Listening, address)?.into_iter();
+        let entries = match listening {
+            Some(listening) => listening.listeners_at(protocol, address),
+            None => diag::sockets_at(protocol, Which::Listening, address),
+        };
+        let entries = entries?.into_iter();
         Ok(entries
             .filter(|e| e.local == address && e.interface == self.listener.interface)
             .map(|e| Socket {
@@ -450,9 +454,9 @@ impl Watcher {
     }
 
     /// Updates the sockets; notes those that were closed.
-    fn refresh(&mut self) -> Result<(), Error> {
+    fn refresh(&mut self, listening: Option<&Listening>) -> Result<(), Error> {
         let mut sockets = self
-            .sockets()
+            .sockets(listening)
             .map_err(kernel("asking the kernel for the listening sockets"))?;
         sockets.sort_by_key(|s| s.cookie);
         for old in &self.listener.sockets {
@@ -479,7 +483,7 @@ impl Watcher {
     /// # Errors
     /// The kernel does not show its sockets.
     pub fn look(&mut self) -> Result<(), Error> {
-        self.refresh()?;
+        self.refresh(None)?;
         if self.sighted.elapsed() >= SIGHT_EVERY {
             self.sample_processes()?;
         }
@@ -563,14 +567,18 @@ impl Watcher {
 
     /// Follows the sockets, and the workers of each: at once if a socket was opened or closed or a process ended,
     /// else once in `every`. Returns whether it took a new sample. Without one it costs some 30 µs, much less than
-    /// [`Watcher::look`], which also asks for the state of each worker.
+    /// [`Watcher::look`], which also asks for the state of each worker. `listening`: its sockets are as they were then.
     ///
     /// # Errors
     /// The kernel does not show its sockets.
-    pub fn follow(&mut self, every: Duration) -> Result<bool, Error> {
+    pub fn follow(
+        &mut self,
+        every: Duration,
+        listening: Option<&Listening>,
+    ) -> Result<bool, Error> {
         self.follows = true;
         let before = self.sights;
-        self.refresh()?;
+        self.refresh(listening)?;
         let ended = self.lost_a_process();
         if self.sights == before && (ended || self.sighted.elapsed() >= every) {
             self.sample_processes()?;
@@ -634,7 +642,7 @@ impl Watcher {
     /// # Errors
     /// The kernel does not show its sockets.
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
-        self.refresh()?;
+        self.refresh(None)?;
         let last = self.snapshots.back();
         let active = |pid: u32| {
             let process = last.and_then(|s| s.processes.iter().find(|p| p.pid == pid));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use wakeone::attach::AttachConfig;
 use wakeone_control::paths::Paths;
 use wakeone_control::policy::{Affinity, Policy};
+use wakeone_steering::agent::Rounds;
 
 /// The options of `run --split`.
 #[derive(Debug, Clone)]
@@ -44,6 +45,8 @@ pub struct SplitConfig {
     pub datagrams: Policy,
     /// Keeps datagrams of one flow together, or not. `None`: unless one flow is too much for a reader.
     pub affinity: Option<Affinity>,
+    /// Look at all groups.
+    pub rounds: Rounds,
 }
 
 impl SplitConfig {
@@ -59,6 +62,7 @@ impl SplitConfig {
                 .filter(fits)
                 .unwrap_or(Policy::for_datagrams(affinity)),
             affinity: options.affinity,
+            rounds: Rounds::new(),
         }
     }
 }

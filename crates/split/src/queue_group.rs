@@ -118,7 +118,9 @@ impl QueueGroup {
         }
         let cookie = socket::cookie(socket).map_err(hidden)?;
         // Where it cannot be asked, no program of ours will choose either.
-        let seen = capability::with(&FOR_LOADING, || Choosers::of(Protocol::Udp, port)?.look());
+        let seen = capability::with(&FOR_LOADING, || {
+            Choosers::of(Protocol::Udp, port)?.look(None)
+        });
         let has_own = |one: &Chooser| one.cookie == cookie && one.program.is_some();
         match seen.is_ok_and(|seen| seen.iter().any(has_own)) {
             true => Err(Reason::Chooser),
@@ -248,6 +250,7 @@ pub fn steer(
         dispatcher,
         tasks,
         &config.paths,
+        &config.rounds,
         [(queue.cookie, ours, None)],
     );
     Ok(())

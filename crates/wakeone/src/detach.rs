@@ -312,7 +312,7 @@ impl Programs {
     /// Whether another program than ours chooses at an address. Where that cannot be seen, its agent may have noted it.
     fn are_foreign(&mut self, protocol: Protocol, address: SocketAddr) -> bool {
         let at = (protocol == Protocol::Udp, address.port());
-        let look = || Choosers::of(protocol, address.port())?.look();
+        let look = || Choosers::of(protocol, address.port())?.look(None);
         let seen = self.looks.entry(at).or_insert_with(|| look().ok());
         let chooses = |one: &Pinned| seen.as_ref().and_then(|seen| one.chooses(seen));
         let noted = |one: &Pinned| one.table().flags().load(Relaxed) & REPLACED != 0;

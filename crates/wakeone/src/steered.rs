@@ -24,7 +24,7 @@ use wakeone_control::privileges::FOR_THE_END;
 use wakeone_control::state::Identity;
 use wakeone_control::state::{self, GroupDir, ListenAt, State, StateError, Task};
 use wakeone_control::steer::{Steer, SteerEvent};
-use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_steering::agent::{Agent, AgentConfig, Rounds};
 use wakeone_steering::dispatcher::Dispatcher;
 use wakeone_steering::slot_sockets::RemoteFd;
 
@@ -167,6 +167,7 @@ impl SteeredGroup {
         dispatcher: Dispatcher,
         config: AgentConfig,
         paths: &Paths,
+        rounds: &Rounds,
         sockets: impl IntoIterator<Item = (u64, RemoteFd, Option<u32>)>,
     ) {
         let mut up = Vec::new();
@@ -184,7 +185,7 @@ impl SteeredGroup {
             self.places.insert(cookie, place);
             up.extend(worker.map(|worker| (slot, worker)));
         }
-        let mut agent = Agent::start(dispatcher, config, paths.clone(), None);
+        let mut agent = Agent::start(dispatcher, config, paths.clone(), None, rounds);
         for (slot, worker) in up {
             agent.worker_up(slot, worker);
         }

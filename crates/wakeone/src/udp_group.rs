@@ -46,7 +46,7 @@ use wakeone_control::paths::{Paths, plain_name};
 use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::state::{self, StateError};
 use wakeone_kernel::socket::inode_of;
-use wakeone_steering::agent::AgentConfig;
+use wakeone_steering::agent::{AgentConfig, Rounds};
 use wakeone_steering::dispatcher::{self, Dispatcher, Plan};
 use wakeone_steering::slot_sockets::RemoteFd;
 use wakeone_supervisor::listen::{self, Endpoint, ListenError};
@@ -321,7 +321,7 @@ impl Steered {
             };
             Some((cookie(socket).ok()?, remote, Some(own)))
         });
-        group.steer(dispatcher, config, &paths, places);
+        group.steer(dispatcher, config, &paths, &Rounds::new(), places);
         if let Err(error) = group.store() {
             group.end();
             return Err(error.into());

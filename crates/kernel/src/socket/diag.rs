@@ -3,7 +3,8 @@
 //! One dump of the listeners costs some 30 µs, against milliseconds for /proc/net/tcp; nothing is duplicated and no
 //! privilege is needed. MPTCP listeners show only when asked for by a request attribute.
 
-use std::collections::HashSet;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet, hash_map};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -86,6 +87,56 @@ pub fn sockets_at(
 ) -> io::Result<Vec<Entry>> {
     let family = FAMILIES[usize::from(listener.is_ipv6())];
     dump(&[family], protocol, which, listener.port())
+}
+
+/// The listening sockets of this thread's network namespace at one moment, for many who ask for some of them: a walk through the
+/// kernel's table takes about as long for one as for all. The kernel is asked when they first are needed.
+#[derive(Debug)]
+pub struct Listening {
+    port: u16,
+    known: RefCell<HashMap<(Protocol, u8), Vec<Entry>>>,
+}
+
+impl Listening {
+    /// Those at a port; 0: at any.
+    pub fn at(port: u16) -> Self {
+        Self {
+            port,
+            known: RefCell::default(),
+        }
+    }
+
+    /// How many there are at a port, which is one of those that it has.
+    ///
+    /// # Errors
+    /// As [`sockets`].
+    pub fn count(&self, protocol: Protocol, port: u16) -> io::Result<usize> {
+        let at_port = |family| self.of_family(protocol, family, port);
+        let counts = FAMILIES.map(|family| at_port(family).map(|found| found.len()));
+        let [four, six] = counts;
+        Ok(four? + six?)
+    }
+
+    /// As [`sockets_at`] gives listeners.
+    ///
+    /// # Errors
+    /// As [`sockets`].
+    pub fn listeners_at(&self, protocol: Protocol, listener: SocketAddr) -> io::Result<Vec<Entry>> {
+        let family = FAMILIES[usize::from(listener.is_ipv6())];
+        self.of_family(protocol, family, listener.port())
+    }
+
+    fn of_family(&self, protocol: Protocol, family: u8, port: u16) -> io::Result<Vec<Entry>> {
+        let mut known = self.known.borrow_mut();
+        let all = match known.entry((protocol, family)) {
+            hash_map::Entry::Occupied(all) => all.into_mut(),
+            hash_map::Entry::Vacant(none) => {
+                none.insert(dump(&[family], protocol, Which::Listening, self.port)?)
+            }
+        };
+        let here = all.iter().filter(|one| one.local.port() == port);
+        Ok(here.cloned().collect())
+    }
 }
 
 /// The connections that came in by a listener's address and were accepted, by their inodes.

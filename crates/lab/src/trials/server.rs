@@ -419,14 +419,14 @@ impl Nginx {
             nginx::Setup {
                 workers,
                 http: "keepalive_timeout 0;",
-                server: "location / { return 200 \"ok\\n\"; }",
+                server: "location / { return 200 \"ok\\n\"; }".into(),
                 ..nginx::Setup::default()
             }
         } else if self.files {
             nginx::Setup {
                 workers,
                 http: "sendfile on; tcp_nopush on; keepalive_requests 1000000000; types { text/html html; }",
-                server: "root {dir};",
+                server: "root {dir};".into(),
                 ..nginx::Setup::default()
             }
         } else {

@@ -3,7 +3,7 @@
 //! It stands beside the path of connections, never in it. If it dies, steering goes on. The program notices its old
 //! heartbeat and ignores the marks that nobody would take back.
 
-mod background;
+mod chores;
 mod heavy;
 mod heavy_flows;
 mod moves;
@@ -13,6 +13,7 @@ mod quic;
 pub mod recount;
 mod replaced;
 mod rest;
+mod rounds;
 mod runs;
 mod slot;
 mod state;
@@ -21,39 +22,30 @@ mod stuck;
 mod transport;
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use wakeone_bpf::chooser::Chooser;
 use wakeone_bpf::table::Table;
-use wakeone_kernel::schedule;
 
-use self::background::Background;
+use self::chores::Chore;
 pub use self::moves::without_priority;
 use self::quic::LeftBehind;
-use self::rest::Waker;
+pub use self::rounds::Rounds;
+use self::rounds::{Caller, Seat};
 pub use self::state::{AgentConfig, Rescued};
 use self::state::{Core, lock};
 use crate::dispatcher::Dispatcher;
 use wakeone_control::paths::Paths;
 
-/// The agent rests for this many times as long as its last round took, but no longer than that. So rounds of up to 6 ms take a
-/// fifth of a CPU at most. With many workers that all have queues a round is long.
-const LEISURE: u32 = 4;
-const LONGEST_LEISURE: Duration = Duration::from_millis(25);
-
 /// A running agent.
 #[derive(Debug)]
 pub struct Agent {
     core: Arc<Mutex<Core>>,
-    /// `None` if it could not be started.
-    thread: Option<AgentThread>,
+    /// `None` if nobody looks at the group.
+    seat: Option<Seat>,
     /// `None` if nothing is counted.
-    counts: Option<Background>,
+    counts: Option<Chore>,
     /// For QUIC.
     left: LeftBehind,
     paths: Paths,
@@ -61,30 +53,31 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent of a group. `cgroup` is the cgroup to remove when the group ends.
+    /// Starts the agent of a group, whose looks are taken by `rounds`. `cgroup` is the cgroup to remove when the group ends.
     pub fn start(
         dispatcher: Dispatcher,
         config: AgentConfig,
         paths: Paths,
         cgroup: Option<PathBuf>,
+        rounds: &Rounds,
     ) -> Self {
         let left = LeftBehind::default();
-        let pins = dispatcher.pinned().dir();
-        let counts = match dispatcher.quic() {
-            Some(_) => Some(quic::start(pins, left.clone())),
-            None if dispatcher.counting() => {
-                Some(recount::start(pins, dispatcher.port().unwrap_or(0)))
-            }
-            None => None,
-        };
+        let pins = dispatcher.pinned().dir().to_owned();
+        let (is_quic, port) = (dispatcher.quic().is_some(), dispatcher.port().unwrap_or(0));
+        let is_counting = dispatcher.counting();
         let core = Arc::new(Mutex::new(Core::new(dispatcher, config)));
-        let thread = AgentThread::start(&core).map_err(|error| {
+        let seat = rounds.join(&core).map_err(|error| {
             lock(&core).note(format!("no agent, so no rescue: {error}"));
+        });
+        let seat = seat.ok();
+        let counts = seat.as_ref().map(|seat| match is_quic {
+            true => Some(quic::start(&seat.chores, &pins, left.clone())),
+            false => is_counting.then(|| recount::start(&seat.chores, &pins, port)),
         });
         Self {
             core,
-            thread: thread.ok(),
-            counts: counts.and_then(Result::ok),
+            counts: counts.flatten().and_then(Result::ok),
+            seat,
             left,
             paths,
             cgroup,
@@ -93,7 +86,7 @@ impl Agent {
 
     /// Ends the agent and takes the program away; the listeners stay.
     pub fn end(self) {
-        drop((self.thread, self.counts));
+        drop((self.counts, self.seat));
         if let Some(core) = Arc::into_inner(self.core) {
             let core = core.into_inner().unwrap_or_else(PoisonError::into_inner);
             core.dispatcher.end(&self.paths, self.cgroup.as_deref());
@@ -104,7 +97,7 @@ impl Agent {
     pub fn rescuer(&self) -> Rescuer {
         Rescuer {
             core: Arc::downgrade(&self.core),
-            waker: self.thread.as_ref().map(|one| Arc::clone(&one.waker)),
+            caller: self.seat.as_ref().map(|seat| seat.caller().clone()),
         }
     }
 
@@ -165,8 +158,8 @@ impl Agent {
     }
 
     fn wake(&self) {
-        if let Some(thread) = &self.thread {
-            thread.waker.wake();
+        if let Some(seat) = &self.seat {
+            seat.caller().call();
         }
     }
 
@@ -177,64 +170,11 @@ impl Agent {
     }
 }
 
-/// The thread of an agent. Dropping this ends it.
-#[derive(Debug)]
-struct AgentThread {
-    stop: Arc<AtomicBool>,
-    waker: Arc<Waker>,
-    handle: Option<JoinHandle<()>>,
-}
-
-impl AgentThread {
-    /// # Errors
-    /// Out of descriptors or threads.
-    fn start(core: &Arc<Mutex<Core>>) -> std::io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let waker = Arc::new(Waker::new()?);
-        let (core, its_stop, its_waker) = (Arc::clone(core), Arc::clone(&stop), Arc::clone(&waker));
-        let thread = std::thread::Builder::new().name("agent".into());
-        let handle = Some(thread.spawn(move || watch(&core, &its_stop, &its_waker))?);
-        Ok(Self {
-            stop,
-            waker,
-            handle,
-        })
-    }
-}
-
-impl Drop for AgentThread {
-    fn drop(&mut self) {
-        self.stop.store(true, Release);
-        self.waker.wake();
-        if let Some(handle) = self.handle.take() {
-            let _ = handle.join();
-        }
-    }
-}
-
-fn watch(core: &Mutex<Core>, stop: &AtomicBool, waker: &Waker) {
-    if let Err(error) = schedule::real_time() {
-        lock(core).note_no_priority(&error);
-    }
-    while !stop.load(Acquire) {
-        let (time, arrivals) = {
-            let mut core = lock(core);
-            let begun = Instant::now();
-            let pause = core.tick();
-            let leisure = (begun.elapsed() * LEISURE).min(LONGEST_LEISURE);
-            core.rest(pause.max(leisure))
-        };
-        if waker.sleep(time, arrivals.as_deref()) {
-            lock(core).came();
-        }
-    }
-}
-
 /// Asks an agent for a rescue. Do not use it after [`Agent::end`].
 #[derive(Debug, Clone)]
 pub struct Rescuer {
     core: Weak<Mutex<Core>>,
-    waker: Option<Arc<Waker>>,
+    caller: Option<Caller>,
 }
 
 impl Rescuer {
@@ -242,10 +182,10 @@ impl Rescuer {
     /// the result arrives.
     pub fn ask(&self, slot: usize) -> Receiver<Rescued> {
         let (answer, answered) = sync_channel(1);
-        match (self.core.upgrade(), &self.waker) {
-            (Some(core), Some(waker)) => {
+        match (self.core.upgrade(), &self.caller) {
+            (Some(core), Some(caller)) => {
                 lock(&core).requests.push((slot, answer));
-                waker.wake();
+                caller.call();
             }
             _ => {
                 let _ = answer.try_send(Err("its agent has ended".to_owned()));

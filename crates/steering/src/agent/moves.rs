@@ -9,6 +9,7 @@ use wakeone_model::judge::{self, SlotSample, WorkerState};
 
 use super::slot::SlotState;
 use super::state::Core;
+use super::transport::Told;
 use wakeone_control::steer::{Move, SteerEvent};
 
 /// Tells how rescues suffer from an agent without real-time priority. Others may then run between a rescue's shutdown and
@@ -173,7 +174,11 @@ impl Core {
             place.rescued().fetch_add(moved.into(), Relaxed);
             // All is read anew: the move emptied the queue.
             let (state, dispatcher) = (&mut SlotState::default(), &self.dispatcher);
-            let sample = self.transport.sample(dispatcher, slot, state, true);
+            let told = Told {
+                refresh: true,
+                ..Told::default()
+            };
+            let sample = self.transport.sample(dispatcher, slot, state, told);
             self.slots[slot].history.moved(&sample);
             self.event(SteerEvent::Rescued(Move {
                 slot,

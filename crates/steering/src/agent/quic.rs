@@ -4,21 +4,20 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use wakeone_bpf::Pinned;
 use wakeone_bpf::quic::place_of;
 use wakeone_bpf::table::{MAX_SLOTS, flag};
 use wakeone_kernel::capability;
-use wakeone_kernel::schedule::thread_time;
 
-use super::background::Background;
+use super::chores::{Chore, Chores, Leisure};
 use crate::dispatcher::quic::IN_USE;
 use wakeone_control::privileges::FOR_LOADING;
 
 /// How often to count. In between the program counts the connections that it places.
 const EVERY: Duration = Duration::from_secs(1);
-/// Counts may take this part of the time: each reads all IDs.
+/// Counts of all groups may take this part of the time: each reads all IDs.
 const SHARE: u32 = 400;
 
 /// How many connections the worker still has that was replaced in each slot.
@@ -47,21 +46,18 @@ impl LeftBehind {
 struct IdCounts {
     pinned: Pinned,
     left: LeftBehind,
-    due: Instant,
 }
 
 impl IdCounts {
     fn of(pins: &Path, left: LeftBehind) -> Option<Self> {
         let pinned = Pinned::open(pins).ok().filter(|one| one.quic().is_some())?;
-        let due = Instant::now();
-        Some(Self { pinned, left, due })
+        Some(Self { pinned, left })
     }
 
     fn look(&mut self) -> io::Result<()> {
-        let Some(quic) = self.pinned.quic().filter(|_| Instant::now() >= self.due) else {
+        let Some(quic) = self.pinned.quic() else {
             return Ok(());
         };
-        let began = thread_time();
         let counts = quic.in_use(IN_USE)?;
         let table = self.pinned.table();
         // Held while the flags are read: a worker that is replaced meanwhile is not taken for one of before.
@@ -74,7 +70,6 @@ impl IdCounts {
             slot.active().store(count as i64, Relaxed);
             left[number] = counts[place_of(number, !second)];
         }
-        self.due = Instant::now() + EVERY.max((thread_time() - began) * SHARE);
         Ok(())
     }
 }
@@ -82,13 +77,14 @@ impl IdCounts {
 /// Has the connections of a pinned group counted in the background.
 ///
 /// # Errors
-/// Out of threads.
-pub(super) fn start(pins: &Path, left: LeftBehind) -> io::Result<Background> {
+/// See [`Chores::begin`].
+pub(super) fn start(chores: &Arc<Chores>, pins: &Path, left: LeftBehind) -> io::Result<Chore> {
     let pins = pins.to_owned();
-    Background::start("count-ids", EVERY, move || {
+    chores.begin(EVERY, move || {
         let mut counts = capability::with(&FOR_LOADING, || IdCounts::of(&pins, left))?;
-        Some(move || {
-            if let Err(error) = capability::with(&FOR_LOADING, || counts.look()) {
+        Some(move |leisure: &mut Leisure| {
+            let look = || capability::with(&FOR_LOADING, || counts.look());
+            if let Some(Err(error)) = leisure.take(SHARE, look) {
                 tracing::debug!("counting connections of QUIC failed: {error}");
             }
         })

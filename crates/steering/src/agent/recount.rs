@@ -6,6 +6,7 @@
 use std::cell::OnceCell;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -14,10 +15,9 @@ use wakeone_bpf::Pinned;
 use wakeone_bpf::notes::Notes;
 use wakeone_bpf::recount::OpenConnections;
 use wakeone_kernel::capability;
-use wakeone_kernel::schedule::thread_time;
 use wakeone_model::drift::{CountSample, Drift};
 
-use super::background::Background;
+use super::chores::{Chore, Chores, Leisure};
 use wakeone_control::privileges::FOR_LOADING;
 
 /// How often to look whether there is something to do.
@@ -25,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often to recount, and how soon again where a count seems wrong.
 const RECOUNT_EVERY: Duration = Duration::from_secs(10);
 const RECOUNT_AGAIN: Duration = Duration::from_secs(1);
-/// Recounts may take this part of the time: each walks over all connections of the network namespace.
+/// Recounts of all groups may take this part of the time: each walks over all connections of the network namespace.
 const SHARE: u32 = 500;
 
 /// Recounts the connections of a group.
@@ -62,18 +62,19 @@ impl Recounts {
     ///
     /// # Errors
     /// The kernel does not show its sockets.
-    pub fn look(&mut self) -> io::Result<()> {
+    pub(super) fn look(&mut self, leisure: &mut Leisure) -> io::Result<()> {
         self.notes.tidy(self.pinned.table(), self.port)?;
         if Instant::now() < self.due {
             return Ok(());
         }
-        let began = thread_time();
-        let done = self.recount();
+        let Some(done) = leisure.take(SHARE, || self.recount()) else {
+            return Ok(());
+        };
         let pause = match self.drifts.iter().any(Drift::is_suspected) {
             true => RECOUNT_AGAIN,
             false => RECOUNT_EVERY,
         };
-        self.due = Instant::now() + pause.max((thread_time() - began) * SHARE);
+        self.due = Instant::now() + pause;
         done
     }
 
@@ -150,14 +151,14 @@ impl Recounts {
 /// Has the connections of a pinned group recounted in the background.
 ///
 /// # Errors
-/// Out of threads.
-pub(super) fn start(pins: &Path, port: u16) -> io::Result<Background> {
+/// See [`Chores::begin`].
+pub(super) fn start(chores: &Arc<Chores>, pins: &Path, port: u16) -> io::Result<Chore> {
     let pins = pins.to_owned();
-    Background::start("recount", LOOK_EVERY, move || {
+    chores.begin(LOOK_EVERY, move || {
         let recounts = || Recounts::of(&pins, port);
         let mut recounts = capability::with(&FOR_LOADING, recounts)?;
-        Some(move || {
-            if let Err(error) = recounts.look() {
+        Some(move |leisure: &mut Leisure| {
+            if let Err(error) = recounts.look(leisure) {
                 tracing::debug!("recounting connections failed: {error}");
             }
         })

@@ -1,4 +1,4 @@
-//! The sleep of an agent: for a time, until somebody wakes it, or until a connection comes to a listener.
+//! The sleep of the agents' thread: for a time, until somebody wakes it, or until a connection comes to a listener.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::time::Timespec;
+
+use wakeone_bpf::table::MAX_SLOTS;
 
 use crate::dispatcher::Dispatcher;
 
@@ -29,25 +31,30 @@ impl Waker {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Sleeps for at most that long. Returns whether a connection came to one of these listeners meanwhile.
-    pub fn sleep(&self, time: Duration, arrivals: Option<&ListenerSet>) -> bool {
+    /// Sleeps for at most that long. Returns to which of these sets a connection came meanwhile.
+    pub fn sleep<'a>(
+        &self,
+        time: Duration,
+        arrivals: impl Iterator<Item = &'a ListenerSet>,
+    ) -> Vec<usize> {
         let time = Timespec::try_from(time).ok();
         let woken = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut polled = vec![woken(self.0.as_fd())];
         polled.extend(arrivals.map(|all| woken(all.0.as_fd())));
         if poll(&mut polled, time.as_ref()).is_err() {
             // A signal came. A sleep may be short.
-            return false;
+            return Vec::new();
         }
-        let came = polled.get(1).is_some_and(|all| !all.revents().is_empty());
         if !polled[0].revents().is_empty() {
             let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
         }
-        came
+        let sets = polled[1..].iter().enumerate();
+        let came = sets.filter(|(_, set)| !set.revents().is_empty());
+        came.map(|(number, _)| number).collect()
     }
 }
 
-/// Reports a connection to one of several listeners.
+/// Tells which of several listeners have a connection that waits, and reports the first one.
 ///
 /// An epoll set does not keep its members open. A listener of another process is borrowed for a moment to be added, and
 /// leaves the set when its server closes it.
@@ -64,13 +71,45 @@ impl ListenerSet {
     /// One of them is not available, or we are out of descriptors.
     pub fn of(dispatcher: &Dispatcher) -> io::Result<Self> {
         let all = Self(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        dispatcher.each_listener(|listener| all.add(listener))?;
+        dispatcher.each_listener(|slot, listener| all.add(slot, listener))?;
         Ok(all)
     }
 
-    fn add(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(0);
+    fn add(&self, slot: usize, listener: BorrowedFd<'_>) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(slot as u64);
         Ok(epoll::add(&self.0, listener, data, LOOKS_ON)?)
+    }
+
+    /// The slots where a connection waits, or whose listener does not listen: one system call, however many there are. `None`
+    /// if there are too many to tell.
+    pub fn waiting(&self) -> Option<Waiting> {
+        let mut events = Vec::with_capacity(MOST_TOLD);
+        let now = Timespec::default();
+        let room = rustix::buffer::spare_capacity(&mut events);
+        epoll::wait(&self.0, room, Some(&now)).ok()?;
+        if events.len() == MOST_TOLD {
+            return None;
+        }
+        let mut waiting = Waiting::default();
+        for event in events {
+            let slot = event.data.u64() as usize;
+            waiting.0[slot / 64] |= 1 << (slot % 64);
+        }
+        Some(waiting)
+    }
+}
+
+/// So many listeners may have something at once. With more each queue is read.
+const MOST_TOLD: usize = 64;
+
+/// Slots where a connection waits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Waiting([u64; MAX_SLOTS / 64]);
+
+impl Waiting {
+    /// Whether one waits in this slot.
+    pub fn has(&self, slot: usize) -> bool {
+        self.0[slot / 64] >> (slot % 64) & 1 == 1
     }
 }
 
@@ -83,6 +122,10 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
+    fn sleep(waker: &Waker, time: Duration, on: Option<&ListenerSet>) -> Vec<usize> {
+        waker.sleep(time, on.into_iter())
+    }
+
     fn set() -> ListenerSet {
         ListenerSet(epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll"))
     }
@@ -93,13 +136,13 @@ mod tests {
         let other = Arc::clone(&waker);
         let begun = Instant::now();
         let thread = std::thread::spawn(move || other.wake());
-        assert!(!waker.sleep(LONG, None));
+        assert!(sleep(&waker, LONG, None).is_empty());
         thread.join().expect("thread");
         assert!(begun.elapsed() < LONG);
         // A wake ends one sleep only.
-        assert!(!waker.sleep(Duration::from_millis(1), None));
+        assert!(sleep(&waker, Duration::from_millis(1), None).is_empty());
         let begun = Instant::now();
-        waker.sleep(Duration::from_millis(5), None);
+        sleep(&waker, Duration::from_millis(5), None);
         assert!(begun.elapsed() >= Duration::from_millis(5));
     }
 
@@ -110,17 +153,17 @@ mod tests {
         let address = listener.local_addr().expect("address");
         // Like a listener of another process: by a descriptor that is closed again.
         let borrowed = listener.try_clone().expect("descriptor");
-        all.add(borrowed.as_fd()).expect("added");
+        all.add(70, borrowed.as_fd()).expect("added");
         drop(borrowed);
-        assert!(!waker.sleep(Duration::from_millis(1), Some(&all)));
+        assert!(sleep(&waker, Duration::from_millis(1), Some(&all)).is_empty());
         let _client = TcpStream::connect(address).expect("connects");
         let begun = Instant::now();
-        assert!(waker.sleep(LONG, Some(&all)));
+        assert_eq!(sleep(&waker, LONG, Some(&all)), [0]);
         assert!(begun.elapsed() < LONG);
         drop(listener);
         let refused = TcpStream::connect(address).expect_err("nobody listens");
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        assert!(!waker.sleep(Duration::from_millis(1), Some(&all)));
+        assert!(sleep(&waker, Duration::from_millis(1), Some(&all)).is_empty());
     }
 
     #[test]
@@ -129,17 +172,23 @@ mod tests {
         let listeners: Vec<TcpListener> = (0..3)
             .map(|_| TcpListener::bind("127.0.0.1:0").expect("bind"))
             .collect();
-        for listener in &listeners {
+        for (slot, listener) in listeners.iter().enumerate() {
             let borrowed = listener.try_clone().expect("descriptor");
-            all.add(borrowed.as_fd()).expect("added");
+            all.add(slot, borrowed.as_fd()).expect("added");
         }
         let waker = Waker::new().expect("waker");
-        for listener in &listeners {
+        for (slot, listener) in listeners.iter().enumerate() {
+            assert_eq!(all.waiting(), Some(Waiting::default()));
             let address = listener.local_addr().expect("address");
             let client = TcpStream::connect(address).expect("connects");
-            assert!(waker.sleep(LONG, Some(&all)));
+            assert_eq!(sleep(&waker, LONG, Some(&all)), [0]);
+            // As long as it waits.
+            for _ in 0..2 {
+                let waiting = all.waiting().expect("told");
+                assert!((0..3).all(|other| waiting.has(other) == (other == slot)));
+            }
             drop((listener.accept().expect("accepts"), client));
-            assert!(!waker.sleep(Duration::from_millis(1), Some(&all)));
+            assert!(sleep(&waker, Duration::from_millis(1), Some(&all)).is_empty());
         }
     }
 }

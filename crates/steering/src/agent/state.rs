@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use wakeone_bpf::table::flag;
 use wakeone_kernel::proc::doing::Looks;
 use wakeone_kernel::schedule;
-use wakeone_model::judge::{SlotSample, WorkerState};
+use wakeone_model::judge::{LOOKS_A_PATIENCE, SlotSample, WorkerState};
 use wakeone_model::moves::{self, Budget};
 
 use super::heavy_flows::HeavyFlows;
 use super::probe_budget::ProbeBudget;
-use super::rest::ListenerSet;
+use super::rest::{ListenerSet, Waiting};
 use super::runs::Runs;
 use super::slot::{Avoided, SlotState};
-use super::transport::{Transport, arrivals, serving, transport_of};
+use super::transport::{Told, Transport, arrivals, serving, transport_of};
 use crate::dispatcher::Dispatcher;
 use wakeone_control::steer::SteerEvent;
 
@@ -30,6 +30,8 @@ const IDLE_TICK: Duration = Duration::from_millis(10);
 /// heartbeat must stay fresh.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 const LONGEST_SLEEP: Duration = Duration::from_millis(450);
+/// The listeners of a group are watched together once none has changed for so long.
+const SETTLED_AFTER: Duration = Duration::from_millis(500);
 /// While nothing happens, each look at everything is followed by cheap looks for this long; the second value if nothing has happened
 /// for ten times the first.
 const WHOLE_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
@@ -45,6 +47,21 @@ pub struct AgentConfig {
     pub rescue: bool,
     /// How long connections may wait without one being accepted, while another worker is idle.
     pub stuck_after: Duration,
+}
+
+/// What a look at a group has found.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Look {
+    /// When to look again.
+    pub pause: Duration,
+    /// Nothing waits, and nothing is under way: a later look is as good.
+    pub calm: bool,
+}
+
+impl Look {
+    fn calm(pause: Duration) -> Self {
+        Self { pause, calm: true }
+    }
 }
 
 /// How many connections were moved, or why none were.
@@ -76,8 +93,10 @@ pub(super) struct Core {
     whole: Option<(Instant, u64)>,
     /// When the limits of the queues were last looked at.
     limits_seen: Option<Instant>,
-    /// Reports connections while the group is quiet.
-    sleeps_on: Option<Arc<ListenerSet>>,
+    /// Tells where connections wait, and reports the first one while the group is quiet.
+    listeners: Option<Arc<ListenerSet>>,
+    /// When listeners or workers last changed, or the listeners could not be had.
+    stirred_at: Instant,
     /// When something last happened.
     busy_at: Instant,
     started: Instant,
@@ -115,7 +134,8 @@ impl Core {
             decayed_ns: 0,
             whole: None,
             limits_seen: None,
-            sleeps_on: None,
+            listeners: None,
+            stirred_at: now,
             busy_at: now,
             started: now,
         };
@@ -200,19 +220,20 @@ impl Core {
 
     /// Has the agent wait for the listeners and workers of now.
     pub fn stir(&mut self) {
-        self.sleeps_on = None;
-        self.busy_at = Instant::now();
+        self.listeners = None;
+        self.stirred_at = Instant::now();
+        self.busy_at = self.stirred_at;
     }
 
-    /// Does one round. Returns how long to sleep.
-    pub fn tick(&mut self) -> Duration {
+    /// Does one round. Returns when the next is due.
+    pub fn tick(&mut self) -> Look {
         self.dispatcher
             .table()
             .heartbeat_ns()
             .store(schedule::coarse_ns(), Relaxed);
         if self.is_still_idle() {
             self.note_idle();
-            return IDLE_TICK;
+            return Look::calm(IDLE_TICK);
         }
         let (samples, busy) = self.sample_all();
         self.see_arrivals();
@@ -221,7 +242,7 @@ impl Core {
         self.infer_chooser();
         if self.dispatcher.is_replaced() {
             self.stand_aside(&samples);
-            return IDLE_TICK;
+            return Look::calm(IDLE_TICK);
         }
         self.probes
             .begin(samples.iter().map(|sample| sample.accepted));
@@ -231,12 +252,17 @@ impl Core {
         self.empty_abandoned(&samples);
         self.answer_requests(&samples);
         let pause = if busy {
-            (self.config.stuck_after / 4).clamp(BUSY_TICK.0, BUSY_TICK.1)
+            (self.config.stuck_after / LOOKS_A_PATIENCE).clamp(BUSY_TICK.0, BUSY_TICK.1)
         } else {
             IDLE_TICK
         };
-        self.until_quiet(&samples)
-            .map_or(pause, |until| until.min(pause))
+        let until_quiet = self.until_quiet(&samples);
+        Look {
+            pause: until_quiet.map_or(pause, |until| until.min(pause)),
+            calm: until_quiet.is_none()
+                && samples.iter().all(|sample| sample.queued == 0)
+                && (0..self.slots.len()).all(|slot| self.is_settled(slot)),
+        }
     }
 
     /// Samples all slots. Also returns whether there is work.
@@ -244,8 +270,7 @@ impl Core {
         let now = Instant::now();
         let placed = self.placed();
         let before = self.whole.replace((now, placed));
-        // Sockets come and go.
-        self.sleeps_on = None;
+        let waiting = self.waiting(now);
         let seen = self.limits_seen;
         let refresh = seen.is_none_or(|seen| now.duration_since(seen) >= WHOLE_EVERY.0);
         if refresh {
@@ -253,8 +278,9 @@ impl Core {
             self.tell_moved_full();
         }
         let sample = |(slot, state): (usize, &mut SlotState)| {
-            self.transport
-                .sample(&self.dispatcher, slot, state, refresh)
+            let waits = waiting.map(|waiting| waiting.has(slot));
+            let told = Told { waits, refresh };
+            self.transport.sample(&self.dispatcher, slot, state, told)
         };
         let samples: Vec<SlotSample> = self.slots.iter_mut().enumerate().map(sample).collect();
         let came = before.map_or(0, |(_, placed)| placed) != placed;
@@ -269,21 +295,33 @@ impl Core {
             self.busy_at = now;
         }
         if now.duration_since(self.busy_at) < QUIET_AFTER {
-            self.sleeps_on = None;
             return (pause, None);
         }
-        if self.sleeps_on.is_none() {
+        match self.listeners(now) {
+            Some(arrivals) => (LONGEST_SLEEP, Some(Arc::clone(arrivals))),
+            None => (pause, None),
+        }
+    }
+
+    /// The set of all listeners, unless they are new: servers open and close some one after the other.
+    fn listeners(&mut self, now: Instant) -> Option<&Arc<ListenerSet>> {
+        if self.listeners.is_none() && now.duration_since(self.stirred_at) >= SETTLED_AFTER {
             match ListenerSet::of(&self.dispatcher) {
-                Ok(arrivals) => self.sleeps_on = Some(Arc::new(arrivals)),
+                Ok(all) => self.listeners = Some(Arc::new(all)),
                 Err(error) => {
-                    tracing::debug!("the agent looks again and again: {error}");
-                    self.busy_at = now;
+                    tracing::debug!("the agent reads each queue: {error}");
+                    self.stirred_at = now;
                 }
             }
         }
-        match &self.sleeps_on {
-            Some(arrivals) => (LONGEST_SLEEP, Some(Arc::clone(arrivals))),
-            None => (pause, None),
+        self.listeners.as_ref()
+    }
+
+    /// The slots where something waits, where one system call tells it. Else each queue is read after something came.
+    fn waiting(&mut self, now: Instant) -> Option<Waiting> {
+        match self.transport.may_watch() {
+            true => self.listeners(now)?.waiting(),
+            false => None,
         }
     }
 

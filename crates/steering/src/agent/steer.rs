@@ -46,7 +46,7 @@ impl Steer for Agent {
         place.restarts().fetch_add(1, Relaxed);
         core.dispatcher.forget_connections(slot);
         core.take_down_bereft();
-        if self.thread.is_none() && core.slots[slot].avoided.is_some() {
+        if self.seat.is_none() && core.slots[slot].avoided.is_some() {
             core.move_queue(slot);
         }
         drop(core);

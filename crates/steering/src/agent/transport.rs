@@ -18,14 +18,13 @@ use crate::dispatcher::Dispatcher;
 
 /// The agent's view of sockets of one protocol.
 pub(super) trait Transport: Debug + Sync {
-    /// Samples a slot, and publishes what waits in its sockets. `refresh`: read the limit of its queue again, as
-    /// servers may call listen() anew with another backlog.
+    /// Samples a slot, and publishes what waits in its sockets.
     fn sample(
         &self,
         dispatcher: &Dispatcher,
         slot: usize,
         state: &mut SlotState,
-        refresh: bool,
+        told: Told,
     ) -> SlotSample;
 
     /// Returns the state of the slot's worker, or of the freest of several: `others` serve its socket too. Those of their
@@ -38,6 +37,9 @@ pub(super) trait Transport: Debug + Sync {
         acceptors: &mut Acceptors,
         looks: &Looks,
     ) -> WorkerState;
+
+    /// Whether its sockets may be watched by an epoll set all the time, which costs something for each arrival.
+    fn may_watch(&self) -> bool;
 
     /// Whether these samples show work; `placed`: the program placed something since the last ones.
     fn is_busy(&self, samples: &[SlotSample], placed: bool) -> bool;
@@ -56,6 +58,15 @@ pub(super) trait Transport: Debug + Sync {
 
     /// The unit of what waits.
     fn unit(&self) -> &'static str;
+}
+
+/// What is known when a slot is sampled.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Told {
+    /// Whether something waits there; `None`: nobody knows.
+    pub waits: Option<bool>,
+    /// The limit of its queue is to be read again: servers may call listen() anew with another backlog.
+    pub refresh: bool,
 }
 
 /// Returns the view of sockets of this protocol.
@@ -110,7 +121,7 @@ impl Transport for Tcp {
         dispatcher: &Dispatcher,
         slot: usize,
         state: &mut SlotState,
-        refresh: bool,
+        told: Told,
     ) -> SlotSample {
         let place = dispatcher.table().slot(slot);
         let load = |counter: &AtomicU64| counter.load(Relaxed);
@@ -126,7 +137,12 @@ impl Transport for Tcp {
         let nothing_came = state.lull.see(arrivals(dispatcher, slot));
         // Nothing came that could wait, or nothing is open. This spares the calls to borrow and read the listeners.
         let still_empty = is_counted && was_empty && (nothing_came || active == 0);
-        let queue = if still_empty && !refresh {
+        let is_empty = told.waits.map_or(still_empty, |waits| !waits && limit > 0);
+        let queue = if is_empty && !told.refresh {
+            // A look before this one may have seen some there.
+            if !was_empty {
+                dispatcher.publish_empty(slot);
+            }
             AcceptQueue { length: 0, limit }
         } else {
             dispatcher.publish_queues(slot)
@@ -150,6 +166,10 @@ impl Transport for Tcp {
         looks: &Looks,
     ) -> WorkerState {
         freest(dispatcher, slot, others, acceptors, looks).unwrap_or(WorkerState::Unknown)
+    }
+
+    fn may_watch(&self) -> bool {
+        true
     }
 
     fn is_busy(&self, samples: &[SlotSample], _: bool) -> bool {
@@ -189,7 +209,7 @@ impl Transport for Udp {
         dispatcher: &Dispatcher,
         slot: usize,
         state: &mut SlotState,
-        refresh: bool,
+        told: Told,
     ) -> SlotSample {
         let now = Instant::now();
         if let Some(last) = state.standstill.repeat(now) {
@@ -204,7 +224,7 @@ impl Transport for Udp {
             .lull
             .see(selected + dispatcher.table().unusual_exits());
         let still_empty = nothing_came && place.queued().load(Relaxed) == 0;
-        let queue = if still_empty && !refresh && !dispatcher.is_replaced() {
+        let queue = if still_empty && !told.refresh && !dispatcher.is_replaced() {
             ReceiveQueue {
                 waiting_bytes: 0,
                 limit_bytes: place.queue_limit().load(Relaxed),
@@ -247,6 +267,10 @@ impl Transport for Udp {
             None | Some(WorkerState::Gone) => WorkerState::Busy,
             Some(state) => state,
         }
+    }
+
+    fn may_watch(&self) -> bool {
+        false
     }
 
     fn is_busy(&self, samples: &[SlotSample], placed: bool) -> bool {

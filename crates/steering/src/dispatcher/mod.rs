@@ -310,15 +310,15 @@ impl Dispatcher {
             })
     }
 
-    /// Runs `act` on each listener of the group, until it fails.
+    /// Runs `act` on each listener of the group, with its slot, until it fails.
     pub(crate) fn each_listener(
         &self,
-        act: impl Fn(BorrowedFd<'_>) -> std::io::Result<()>,
+        act: impl Fn(usize, BorrowedFd<'_>) -> std::io::Result<()>,
     ) -> std::io::Result<()> {
         let taken = |slot: &usize| !matches!(self.sockets[*slot], SlotSockets::Empty);
         for slot in (0..self.sockets.len()).filter(taken) {
             for address in 0..self.pinned.addresses() {
-                self.sockets[slot].with(address, &act)??;
+                self.sockets[slot].with(address, |listener| act(slot, listener))??;
             }
         }
         Ok(())

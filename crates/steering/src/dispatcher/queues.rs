@@ -50,6 +50,12 @@ impl Dispatcher {
         sum(&queues)
     }
 
+    /// Publishes that nothing waits in a slot.
+    pub fn publish_empty(&self, slot: usize) {
+        let lengths = vec![0; self.pinned.addresses()];
+        self.table().publish_queues(slot, &lengths);
+    }
+
     /// Returns length and limit of a slot's queue at each address; zeros if they cannot be read.
     fn queues(&self, slot: usize) -> Vec<AcceptQueue> {
         let protocol = self.protocol();

@@ -260,7 +260,7 @@ fn recounts_beside_moves_and_ends_mend_nothing() {
                 let found = count_in.run(at, &HashMap::new(), &ground.listeners);
                 let found = found.expect("count in");
                 assert_eq!((found.counted, found.unattributed), (0, 0));
-                choosers.look().expect("programs");
+                choosers.look(None).expect("programs");
                 // The agent waits for a second. A program that an emulated CPU leaves in the middle is then done.
                 std::thread::sleep(Duration::from_millis(4) * (slowness() - 1));
             }

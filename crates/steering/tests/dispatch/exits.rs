@@ -12,7 +12,7 @@ use wakeone_control::policy::Policy;
 use wakeone_control::steer::{Steer, SteerEvent};
 use wakeone_kernel::socket::accept_queue;
 use wakeone_kernel::{cgroup, netns};
-use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_steering::agent::{Agent, AgentConfig, Rounds};
 use wakeone_steering::dispatcher::Dispatcher;
 
 use crate::ground::*;
@@ -430,7 +430,13 @@ fn notes_of_room(ground: &Ground, dispatcher: Dispatcher) -> usize {
         stuck_after: Duration::from_millis(5),
     };
     let cgroup = Some(ground.cgroup.clone());
-    let mut agent = Agent::start(dispatcher, tasks, ground.paths.clone(), cgroup);
+    let mut agent = Agent::start(
+        dispatcher,
+        tasks,
+        ground.paths.clone(),
+        cgroup,
+        &Rounds::new(),
+    );
     let mut notes = 0;
     // An idle agent looks at everything some times a second.
     let start = std::time::Instant::now();

@@ -13,7 +13,7 @@ use wakeone_bpf::table::flag;
 use wakeone_control::policy::Policy;
 use wakeone_control::steer::{Move, Steer, SteerEvent};
 use wakeone_kernel::proc::doing::{WorkerState, doing_below};
-use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_steering::agent::{Agent, AgentConfig, Rounds};
 
 use crate::distance::{Distance, FAR};
 use crate::ground::*;
@@ -120,7 +120,13 @@ impl Served {
     fn start_as(ground: Ground, workers: Vec<Worker>, duties: AgentConfig) -> Self {
         let dispatcher = ground.start(Policy::LeastConnections);
         let cgroup = Some(ground.cgroup.clone());
-        let mut agent = Agent::start(dispatcher, duties, ground.paths.clone(), cgroup);
+        let mut agent = Agent::start(
+            dispatcher,
+            duties,
+            ground.paths.clone(),
+            cgroup,
+            &Rounds::new(),
+        );
         for (slot, worker) in workers.iter().enumerate() {
             agent.worker_up(slot, worker.0.id());
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use wakeone_bpf::table;
 use wakeone_bpf::{self as bpf, Feature, LoadPlan, Pinned};
 use wakeone_control::policy::Policy;
-use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_steering::agent::{Agent, AgentConfig, Rounds};
 use wakeone_steering::dispatcher::{Plan, sweep_halves};
 
 use crate::ground::*;
@@ -280,7 +280,13 @@ fn steering_and_counts_outlive_dispatcher_and_agent() {
         rescue: true,
         stuck_after: Duration::from_millis(5),
     };
-    let agent = Agent::start(dispatcher, duties, ground.paths.clone(), None);
+    let agent = Agent::start(
+        dispatcher,
+        duties,
+        ground.paths.clone(),
+        None,
+        &Rounds::new(),
+    );
     let mut clients = connect_many(V4, 20);
     let pinned = ground.pinned();
     wait_for_actives(pinned.table(), &[5; 4]);

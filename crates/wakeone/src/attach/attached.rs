@@ -13,7 +13,7 @@ use wakeone_bpf::notices::Notices;
 use wakeone_bpf::recount::{CountIn, Recounted};
 use wakeone_kernel::proc::doing::{self, WorkerState};
 use wakeone_kernel::proc::{process, waits};
-use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_kernel::socket::diag::{self, Listening, Which};
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
@@ -31,7 +31,7 @@ use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::privileges::{self, FOR_LOADING};
 use wakeone_control::state::StateError;
 use wakeone_control::steer::SteerEvent;
-use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_steering::agent::{Agent, AgentConfig, Rounds};
 use wakeone_steering::dispatcher::{Dispatcher, Plan};
 
 /// A steered server of others.
@@ -116,7 +116,8 @@ pub enum Presence {
 }
 
 impl Attached {
-    /// Steers a listener from now on. `address`: the candidate's. `command`: see [`Origin::of_server`].
+    /// Steers a listener from now on. `address`: the candidate's. `command`: see [`Origin::of_server`]. `rounds`
+    /// look at it.
     ///
     /// # Errors
     /// See [`Error`]; nothing is left attached or pinned then.
@@ -126,6 +127,7 @@ impl Attached {
         config: &AttachConfig,
         paths: &Paths,
         command: &[String],
+        rounds: &Rounds,
     ) -> Result<Self, Error> {
         if candidate.protocol() == Protocol::Udp && config.rescue {
             return Err(Error::Unfit {
@@ -168,7 +170,7 @@ impl Attached {
             .members
             .iter()
             .map(|m| (m.cookie, m.remote, m.worker()));
-        group.steer(dispatcher, tasks, paths, sockets);
+        group.steer(dispatcher, tasks, paths, rounds, sockets);
         for member in &candidate.members {
             group.accompany(member.cookie, member.workers.clone());
         }
@@ -226,16 +228,17 @@ impl Attached {
             || self.late.is_some()
             || !self.left.is_empty();
         let notices = self.notices.is_some() && self.protocol() == Protocol::Tcp;
-        let by_time = self.pace.is_due(quiet && !awaits, notices, now);
-        let is_due = noticed || ended || by_time;
+        let by_time = self.pace.is_due(quiet, notices, now);
+        let is_due = noticed || ended || awaits || by_time;
         (is_due && !self.is_opening()).then_some(Due { quiet, changes })
     }
 
-    /// Follows the group: sockets that came or went, workers that ended or took over.
+    /// Follows the group: sockets that came or went, workers that ended or took over. `listening`: the sockets of after
+    /// [`Attached::due`].
     ///
     /// # Errors
     /// When the kernel does not show its sockets, or the state cannot be written.
-    pub fn follow(&mut self, due: Due) -> Result<Presence, Error> {
+    pub fn follow(&mut self, due: Due, listening: &Listening) -> Result<Presence, Error> {
         let Due { quiet, changes } = due;
         let now = Instant::now();
         let choosers_every = match quiet {
@@ -244,7 +247,7 @@ impl Attached {
         };
         if now.duration_since(self.asked) >= choosers_every {
             self.asked = now;
-            self.see_chooser();
+            self.see_chooser(Some(listening));
         }
         let lately = self.left.values().max();
         let workers_every = match lately {
@@ -252,13 +255,15 @@ impl Attached {
             _ if quiet => QUIET_WORKERS,
             _ => WORKERS_EVERY,
         };
-        let mut seen_anew = self.watcher.follow(workers_every)?;
+        let mut seen_anew = self.watcher.follow(workers_every, Some(listening))?;
         let mut there = cookies(&self.watcher);
         if self.group.cookies().any(|cookie| !there.contains(&cookie)) {
             // A socket whose queue is being moved does not listen for a moment. So a socket is gone only if it is
             // missing between two looks of the agent.
             let watcher = &mut self.watcher;
-            seen_anew |= self.group.between_looks(|| watcher.follow(workers_every))?;
+            seen_anew |= self
+                .group
+                .between_looks(|| watcher.follow(workers_every, None))?;
             there = cookies(&self.watcher);
         }
         self.note_false_alarm(changes, &there, now);
@@ -321,7 +326,7 @@ impl Attached {
             return;
         };
         let attach = || -> Result<(), Box<dyn std::error::Error>> {
-            let seen = self.choosers.look()?;
+            let seen = self.choosers.look(None)?;
             let has_program = |cookie| {
                 let mut of = seen.iter().filter(|one| one.cookie == cookie);
                 of.any(|one| one.program.is_some())
@@ -339,7 +344,7 @@ impl Attached {
                 self.unsettled = true;
             }
         }
-        self.see_chooser();
+        self.see_chooser(None);
     }
 
     /// Returns the notices of changed sockets, if the programs write any. They stay until the next
@@ -384,8 +389,8 @@ impl Attached {
     }
 
     /// Looks whether our program is still the group's.
-    fn see_chooser(&self) {
-        let seen = capability::with(&FOR_LOADING, || self.choosers.look());
+    fn see_chooser(&self, listening: Option<&Listening>) {
+        let seen = capability::with(&FOR_LOADING, || self.choosers.look(listening));
         let Some(agent) = self.group.agent() else {
             return;
         };
@@ -537,7 +542,7 @@ impl Attached {
 
     /// Detaches our program and removes all else; the kernel's hash chooses again.
     pub fn end(self) {
-        self.see_chooser();
+        self.see_chooser(None);
         self.group.end();
     }
 
@@ -546,7 +551,7 @@ impl Attached {
     /// # Errors
     /// That cannot be written.
     pub fn rest(self) -> Result<SteeredGroup, StateError> {
-        self.see_chooser();
+        self.see_chooser(None);
         self.group.rest()
     }
 }

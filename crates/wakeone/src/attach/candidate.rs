@@ -249,7 +249,7 @@ pub(super) fn refuse_foreign(
     is_ours: impl Fn(&[Chooser]) -> bool,
 ) -> Result<Choosers, Error> {
     let is_foreign = |choosers: Choosers| -> io::Result<(Choosers, bool)> {
-        let seen = choosers.look()?;
+        let seen = choosers.look(None)?;
         let member = |one: &&Chooser| candidate.members.iter().any(|m| m.cookie == one.cookie);
         let mut here = seen.iter().filter(member);
         let is_foreign = here.any(|one| one.program.is_some()) && !is_ours(&seen);
@@ -305,7 +305,7 @@ fn search_members(watcher: &mut Watcher) -> Result<Vec<Member>, Error> {
         }
         std::thread::sleep(SEARCH_AGAIN);
         watcher.search_holders();
-        watcher.follow(Duration::ZERO)?;
+        watcher.follow(Duration::ZERO, None)?;
         found = members(watcher);
     }
     Ok(found)

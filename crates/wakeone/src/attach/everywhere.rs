@@ -92,6 +92,9 @@ impl Everywhere {
             return;
         }
         self.looked = Some(Instant::now());
+        if let Err(error) = self.own.start_threads() {
+            return tracing::warn!("servers in containers are not steered: {error}");
+        }
         let Some(Ok(mut there)) = self.networks.as_mut().map(Networks::look) else {
             return;
         };

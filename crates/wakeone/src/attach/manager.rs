@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::{networks, process};
+use wakeone_kernel::socket::diag::Listening;
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_model::network::Network;
@@ -28,10 +29,11 @@ use super::servers::{Servers, wish};
 use crate::metrics::Monitor;
 use crate::steered::{Origin, SteeredGroup};
 use wakeone_control::paths::Paths;
-use wakeone_control::privileges::FOR_LOADING;
+use wakeone_control::privileges::{self, FOR_LOADING};
 use wakeone_control::repair::repair_all;
 use wakeone_control::state::StateError;
 use wakeone_control::steer::SteerEvent;
+use wakeone_steering::agent::Rounds;
 
 /// A target, and how it is to be steered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,6 +146,8 @@ pub struct AttachManager {
     search: Search,
     /// Where the servers are, if not in the network namespace of this thread.
     elsewhere: Option<Arc<Elsewhere>>,
+    /// Look at all groups, those of other managers too.
+    rounds: Rounds,
 }
 
 impl AttachManager {
@@ -160,6 +164,7 @@ impl AttachManager {
             monitor: None,
             search: Search::new(),
             elsewhere: None,
+            rounds: Rounds::new(),
         }
     }
 
@@ -179,12 +184,25 @@ impl AttachManager {
     /// from its next [`AttachManager::attach`] on.
     pub(super) fn for_network(&self, namespace: u64, pids: Vec<u32>) -> Self {
         let mut other = Self::new(self.paths.clone());
+        other.rounds = self.rounds.clone();
         other.see_network(namespace, pids);
         if let Some((monitor, _)) = &self.monitor {
             other.serve(monitor.clone(), false);
         }
         other.wanted = self.wanted_everywhere().cloned().collect();
         other
+    }
+
+    /// Starts the threads that all managers share, so that none of them is in the network namespace of a container.
+    ///
+    /// # Errors
+    /// Out of descriptors or threads.
+    pub(super) fn start_threads(&self) -> io::Result<()> {
+        if self.rounds.is_started() {
+            return Ok(());
+        }
+        privileges::keep_for_attaching();
+        self.rounds.start()
     }
 
     /// Its targets that may be in any network namespace.
@@ -303,8 +321,8 @@ impl AttachManager {
         // The group's folder is ours already then.
         let was_awaited = self.awaited.remove(&at).is_some();
         let (name, network) = (candidate.name.clone(), candidate.network.clone());
-        let attached =
-            Server::start(candidate, &config, &self.paths, &self.command).inspect_err(|_| {
+        let attached = Server::start(candidate, &config, &self.paths, &self.command, &self.rounds)
+            .inspect_err(|_| {
                 if was_awaited {
                     self.wait_at(at, &name, network);
                 }
@@ -600,9 +618,19 @@ impl AttachManager {
     pub fn follow(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let groups = std::mem::take(&mut self.groups);
-        for (address, (config, mut attached)) in groups {
+        let due = |(at, (config, mut attached)): (Place, (AttachConfig, Server))| {
+            let due = attached.due();
+            (at, config, attached, due)
+        };
+        let groups: Vec<_> = groups.into_iter().map(due).collect();
+        let mut followed = groups.iter().filter(|(_, _, _, due)| due.is_some());
+        let listening = Listening::at(match (followed.next(), followed.next()) {
+            (Some(((_, address), ..)), None) => address.inet().map_or(0, |at| at.port()),
+            _ => 0,
+        });
+        for (address, config, mut attached, due) in groups {
             let name = attached.name().to_owned();
-            let presence = attached.follow(self.elsewhere.as_deref());
+            let presence = attached.follow(due, self.elsewhere.as_deref(), &listening);
             let seen = attached.events().into_iter();
             events.extend(seen.map(|event| Event::Steered(name.clone(), event)));
             match presence {

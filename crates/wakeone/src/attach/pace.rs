@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 /// A group counts as quiet after so long without a connection.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
+/// How often to look at the sockets of a group that gets connections, if new ones are noticed at once.
+const FOLLOW: Duration = Duration::from_millis(500);
 /// How often to look at the sockets of a quiet group, and at its workers. The end of a process is noticed at once, and whoever sends
 /// something ends the quiet. The second value if new sockets are noticed at once as well.
 const QUIET_FOLLOW: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(3));
@@ -43,11 +45,13 @@ impl Pace {
 
     /// Whether it is time to look at the sockets; notes the look as taken. `noticed`: new ones are noticed without a look.
     pub fn is_due(&mut self, quiet: bool, noticed: bool, now: Instant) -> bool {
-        let every = match noticed {
-            true => QUIET_FOLLOW.1,
-            false => QUIET_FOLLOW.0,
+        let every = match (quiet, noticed) {
+            (true, true) => QUIET_FOLLOW.1,
+            (true, false) => QUIET_FOLLOW.0,
+            (false, true) => FOLLOW,
+            (false, false) => Duration::ZERO,
         };
-        let due = !quiet || now.duration_since(self.followed) >= every;
+        let due = now.duration_since(self.followed) >= every;
         if due {
             self.followed = now;
         }
@@ -64,16 +68,18 @@ mod tests {
         let mut pace = Pace::new();
         let start = pace.changed;
         let at = |ms| start + Duration::from_millis(ms);
-        // Until it counts as quiet, each look is due.
-        assert!(!pace.is_quiet(0, at(50)) && pace.is_due(false, true, at(50)));
-        assert!(!pace.is_quiet(0, at(100)) && pace.is_due(false, true, at(100)));
+        // Until it counts as quiet, each look is due, or two a second where new sockets are noticed.
+        assert!(!pace.is_quiet(0, at(50)) && pace.is_due(false, false, at(50)));
+        assert!(!pace.is_quiet(0, at(100)) && pace.is_due(false, false, at(100)));
+        let due = (1..=20).filter(|n| pace.is_due(false, true, at(100 + n * 50)));
+        assert_eq!(due.count(), 2);
         assert!(pace.is_quiet(0, at(4_100)) && pace.is_due(true, true, at(4_100)));
         let due = (1..20).filter(|n| pace.is_due(true, false, at(4_100 + n * 50)));
         assert_eq!(due.count(), 3);
         let due = (20..150).filter(|n| pace.is_due(true, true, at(4_100 + n * 50)));
         assert_eq!(due.count(), 2);
         // The first connection ends that.
-        assert!(!pace.is_quiet(1, at(12_050)) && pace.is_due(false, true, at(12_050)));
-        assert!(!pace.is_quiet(1, at(12_100)) && pace.is_due(false, true, at(12_100)));
+        assert!(!pace.is_quiet(1, at(12_050)) && pace.is_due(false, false, at(12_050)));
+        assert!(!pace.is_quiet(1, at(12_600)) && pace.is_due(false, true, at(12_600)));
     }
 }

@@ -1,10 +1,11 @@
 //! A steered server of others, whichever way it is steered.
 
 use wakeone_bpf::notices::Notices;
+use wakeone_kernel::socket::diag::Listening;
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
-use super::attached::{Attached, Presence};
+use super::attached::{Attached, Due, Presence};
 use super::candidate::AttachCandidate;
 use super::config::AttachConfig;
 use super::elsewhere::{Elsewhere, within};
@@ -16,6 +17,7 @@ use wakeone_control::paths::Paths;
 use wakeone_control::policy::Policy;
 use wakeone_control::state::StateError;
 use wakeone_control::steer::SteerEvent;
+use wakeone_steering::agent::Rounds;
 
 /// A steered server.
 pub enum Server {
@@ -27,6 +29,7 @@ pub enum Server {
 
 impl Server {
     /// Steers a listener from now on, the way that fits it. `command`: the one that we started its server by, else empty.
+    /// `rounds` look at it, if it has a queue for each worker.
     ///
     /// # Errors
     /// See [`Error`]; nothing is changed then.
@@ -35,12 +38,13 @@ impl Server {
         config: &AttachConfig,
         paths: &Paths,
         command: &[String],
+        rounds: &Rounds,
     ) -> Result<Self, Error> {
         match (candidate.sharing.clone(), candidate.address()) {
             (Some(sharing), _) => OneQueue::start(&candidate, &sharing, config, paths, command)
                 .map(|one| Self::OneQueue(Box::new(one))),
             (None, Address::Inet(address)) => {
-                Attached::start(candidate, address, config, paths, command)
+                Attached::start(candidate, address, config, paths, command, rounds)
                     .map(|attached| Self::QueueEach(Box::new(attached)))
             }
             (None, address @ Address::Unix(_)) => Err(Error::Unfit {
@@ -84,17 +88,29 @@ impl Server {
         }
     }
 
+    /// See [`Attached::due`]. One whose thread follows its workers is never due.
+    pub(super) fn due(&mut self) -> Option<Due> {
+        match self {
+            Self::QueueEach(attached) => attached.due(),
+            Self::OneQueue(_) => None,
+        }
+    }
+
     /// Follows its sockets and workers, if that is due. `elsewhere`: the network namespace that they are in, if that is not ours.
     ///
     /// # Errors
     /// See [`Attached::follow`].
-    pub(super) fn follow(&mut self, elsewhere: Option<&Elsewhere>) -> Result<Presence, Error> {
+    pub(super) fn follow(
+        &mut self,
+        due: Option<Due>,
+        elsewhere: Option<&Elsewhere>,
+        listening: &Listening,
+    ) -> Result<Presence, Error> {
         match self {
-            Self::QueueEach(attached) => match attached.due() {
+            Self::QueueEach(attached) => match due {
                 // One that cannot be entered has ended.
-                Some(due) => {
-                    within(elsewhere, || attached.follow(due)).unwrap_or(Ok(Presence::Gone))
-                }
+                Some(due) => within(elsewhere, || attached.follow(due, listening))
+                    .unwrap_or(Ok(Presence::Gone)),
                 None => Ok(Presence::Here),
             },
             // Its thread, which was started there, looks.

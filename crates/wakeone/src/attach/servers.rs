@@ -60,14 +60,25 @@ impl Servers {
     }
 }
 
-/// The path of a process's cgroup, in cgroup2 or else the first hierarchy.
+/// The path of a process's cgroup, in cgroup2 or else the first hierarchy. In a cgroup namespace it begins where that does, or
+/// above.
 fn cgroup(pid: u32) -> Option<String> {
     let text = stat::text_of(pid, "cgroup").ok()?;
     let line = text
         .lines()
         .find(|line| line.starts_with("0::"))
         .or_else(|| text.lines().next())?;
-    line.splitn(3, ':').nth(2).map(str::to_owned)
+    line.splitn(3, ':')
+        .nth(2)
+        .map(|path| below(path).to_owned())
+}
+
+/// The part of a path that does not lead up, as that to a cgroup outside of our namespace does: `/../../system.slice/…`.
+fn below(path: &str) -> &str {
+    match path.strip_prefix("/..") {
+        Some(rest) if rest.starts_with('/') => below(rest),
+        _ => path,
+    }
 }
 
 /// Returns what a listener's server wishes, by the first of its processes that has a wish: a policy, or `None` for the
@@ -121,6 +132,13 @@ mod tests {
         assert_eq!(wish.chars().count(), MOST_OF_A_WISH);
         let why = understood(wish).expect_err("no policy");
         assert!(why.len() < 1000, "{why}");
+    }
+
+    #[test]
+    fn a_cgroup_outside_of_our_namespace_is_told_by_its_own_path() {
+        assert_eq!(below("/../../system.slice/a"), "/system.slice/a");
+        assert_eq!(below("/..a/b"), "/..a/b");
+        assert_eq!(below("/"), "/");
     }
 
     #[test]

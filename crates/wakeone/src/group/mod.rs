@@ -19,7 +19,7 @@ use wakeone_control::privileges::{self, FOR_THE_END};
 use wakeone_control::repair::repair_all;
 use wakeone_control::state::Endpoint;
 use wakeone_control::steer::{Steer, Together};
-use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_steering::agent::{Agent, AgentConfig, Rounds};
 use wakeone_supervisor::trampoline::kept_capabilities;
 use wakeone_supervisor::{self, Options, Queue, Restart, Supervisor, group_name};
 
@@ -88,14 +88,14 @@ impl Group {
         }
         let mut cgroup = setup.cgroup.map(|cgroup| cgroup.path);
         let is_sticky = config.policy.is_some_and(Policy::is_sticky);
-        let mut agents = Vec::new();
+        let (mut agents, rounds) = (Vec::new(), Rounds::new());
         for dispatcher in dispatchers {
             let tasks = AgentConfig {
                 rescue: config.rescue.unwrap_or(!is_sticky),
                 stuck_after: config.stuck_after,
             };
             let connections = dispatcher.protocol() == Protocol::Tcp;
-            let agent = Agent::start(dispatcher, tasks, paths.clone(), cgroup.take());
+            let agent = Agent::start(dispatcher, tasks, paths.clone(), cgroup.take(), &rounds);
             // Datagrams in UDP sockets cannot be moved, so there is no rescue.
             if connections {
                 source = source.with_rescuer(agent.rescuer());

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use wakeone_load::Mix;
 
+use super::many;
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::process::{cpu_ns, tree, wakeone};
@@ -26,6 +27,8 @@ pub enum Steers {
     Agent,
     /// The agent of `wakeone attach` to workers that share a queue, and its guardian.
     OneQueue,
+    /// `wakeone agent` with the targets of [`many`].
+    Many,
 }
 
 /// A process that is measured, with its children.
@@ -37,7 +40,7 @@ pub struct Agent {
     steers: Steers,
     /// Workers of the server.
     pub workers: usize,
-    /// New connections a second; `None`: nobody comes.
+    /// New connections a second, in each group; `None`: nobody comes.
     pub rate_per_s: Option<u32>,
     /// The most that it may take, a share of one CPU in %.
     pub most_percent: &'static str,
@@ -54,7 +57,7 @@ const fn idle(variant: &'static str, steers: Steers, most_percent: &'static str)
 }
 
 /// More than 0.3 % is seen on the bill of a machine that does nothing.
-pub const ALL: [Agent; 7] = [
+pub const ALL: [Agent; 9] = [
     idle("idle/run", Steers::Run, "0.3"),
     idle("idle/attach", Steers::Attach, "0.3"),
     idle("idle/agent", Steers::Agent, "0.3"),
@@ -72,13 +75,22 @@ pub const ALL: [Agent; 7] = [
         rate_per_s: Some(1000),
         ..idle("busy/one-queue-64", Steers::OneQueue, "0.5")
     },
+    Agent {
+        workers: many::WORKERS,
+        ..idle("idle/agent-of-50", Steers::Many, "1")
+    },
+    Agent {
+        workers: many::WORKERS,
+        rate_per_s: Some(100),
+        ..idle("busy/agent-of-50", Steers::Many, "3")
+    },
 ];
 
 /// The metric: a share of one CPU.
 pub const METRIC: &str = "idle_cpu_percent";
 
 /// The time after which the start is over.
-const SETTLE: Duration = Duration::from_secs(3);
+pub const SETTLE: Duration = Duration::from_secs(3);
 
 impl Agent {
     /// Finds the variant of this name.
@@ -91,6 +103,7 @@ impl Agent {
             Steers::Run => Way::LeastConnectionsRescue,
             Steers::Attach | Steers::Agent => Way::ReuseportHash,
             Steers::OneQueue => Way::SharedEpollExclusive,
+            Steers::Many => unreachable!("it has a server of its own"),
         }
     }
 
@@ -100,6 +113,9 @@ impl Agent {
     /// # Errors
     /// When they do not start, or nothing steers.
     pub fn measure(self, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
+        if self.steers == Steers::Many {
+            return many::measure(self.rate_per_s, seconds, context);
+        }
         let mut sample = Sample::default();
         let mut trial = self.way().start(self.workers)?;
         let address = trial.address;
@@ -155,7 +171,8 @@ impl Running {
             Steers::Run => return Ok(Self(None)),
             Steers::OneQueue => attach(address, &[]),
             Steers::Attach => attach(address, &["--rescue"]),
-            Steers::Agent => told_by_a_file(address),
+            Steers::Agent => told_by_a_file(&target(address)),
+            Steers::Many => return Ok(Self(None)),
         };
         server.map(|server| Self(Some(server)))
     }
@@ -176,13 +193,19 @@ pub fn attach(address: SocketAddr, options: &[&str]) -> Result<Server, Error> {
     Server::start("wakeone attach", &mut command, "attached")
 }
 
-/// Starts `wakeone agent` with one target.
-fn told_by_a_file(address: SocketAddr) -> Result<Server, Error> {
+fn target(address: SocketAddr) -> String {
+    let port = address.port();
+    format!("[[target]]\nlisten = \":{port}\"\nrescue = true\n")
+}
+
+/// Starts `wakeone agent` with these targets.
+///
+/// # Errors
+/// What it says.
+pub fn told_by_a_file(targets: &str) -> Result<Server, Error> {
     let folder = tempfile::tempdir().map_err(failed)?;
     let file = folder.path().join("agent.toml");
-    let port = address.port();
-    let text = format!("[[target]]\nlisten = \":{port}\"\nrescue = true\n");
-    std::fs::write(&file, text).map_err(failed)?;
+    std::fs::write(&file, targets).map_err(failed)?;
     let mut command = Command::new(wakeone()?);
     command.args(["agent", "--config"]).arg(&file);
     // The group's name: it is steered.
@@ -196,7 +219,10 @@ fn failed(error: std::io::Error) -> Error {
 }
 
 /// Does nothing for a while, until the user stops it.
-fn rest(time: Duration, context: &Context<'_>) -> Result<(), Error> {
+///
+/// # Errors
+/// When the user does.
+pub fn rest(time: Duration, context: &Context<'_>) -> Result<(), Error> {
     let end = Instant::now() + time;
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(100));

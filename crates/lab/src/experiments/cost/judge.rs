@@ -3,7 +3,7 @@
 use wakeone_control::policy::Policy;
 
 use super::loads::{Load, Shared};
-use super::{CARD, UNDER_LOAD, agents, cell_name, programs};
+use super::{CARD, UNDER_LOAD, agents, cell_name, many, programs};
 use crate::card::OWN_GOAL;
 use crate::measure;
 use crate::result::{Expectation, Outcome};
@@ -143,10 +143,12 @@ fn under_load(outcome: &Outcome) -> [Expectation; 2] {
 fn agents(outcome: &Outcome) -> Vec<Expectation> {
     let each = |agent: &agents::Agent| {
         let (variant, most) = (agent.variant, agent.most_percent);
+        let rate = agent.rate_per_s.unwrap_or_default().to_string();
         let names = [
             ("name", &*variant.replace('/', "-")),
             ("variant", variant),
             ("most", most),
+            ("rate", &rate),
         ];
         let which = match agent.rate_per_s {
             None => "{name}",
@@ -154,7 +156,9 @@ fn agents(outcome: &Outcome) -> Vec<Expectation> {
         };
         CARD.expect_of(which, &names, outcome.median(variant, agents::METRIC))
     };
-    agents::ALL.iter().map(each).collect()
+    let memory = outcome.median("idle/agent-of-50", many::MEMORY);
+    let memory = CARD.expect("memory-of-50", memory);
+    agents::ALL.iter().map(each).chain([memory]).collect()
 }
 
 #[cfg(test)]
@@ -189,7 +193,7 @@ mod tests {
         let (four, many) = (cell(&four[..]), cell(&many[..]));
         let runs: [Values<'_>; 2] = [("dispatch_ns", &[200.0]), ("sock_ops_ns", &[100.0])];
         let (small, large) = (cell_name(4), cell_name(256));
-        let quiet: [Values<'_>; 1] = [(agents::METRIC, &[0.1])];
+        let quiet: [Values<'_>; 2] = [(agents::METRIC, &[0.1]), (many::MEMORY, &[19.0])];
         let agents = agents::ALL.iter().map(|agent| (agent.variant, &quiet[..]));
         let others: [(&str, &[Values<'_>]); 4] = [
             (small.as_str(), &four[..]),
@@ -246,7 +250,7 @@ mod tests {
             ]
         );
         let nothing = failing(judge(&outcome(&[("slices/steering", &SOUND)])));
-        assert_eq!(nothing.len(), 5 + 2 + 7 + 7 + 2, "{nothing:?}");
+        assert_eq!(nothing.len(), 5 + 2 + 7 + 9 + 1 + 2, "{nothing:?}");
         for (variant, most) in [("idle/attach", 0.3), ("busy/one-queue-64", 0.5)] {
             let mut busy = with(GOOD, 0.009, [140.0, 180.0]);
             let is_it = |v: &&mut crate::result::Variant| v.name == variant;

@@ -4,6 +4,7 @@
 mod agents;
 mod judge;
 mod loads;
+mod many;
 mod present;
 mod programs;
 mod steering;

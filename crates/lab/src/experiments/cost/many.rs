@@ -1,0 +1,147 @@
+//! CPU time and memory of one `wakeone agent` that steers many groups: those of an nginx with as many addresses.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use wakeone_load::{Mix, Outcome};
+
+use super::agents::{self, METRIC, SETTLE};
+use crate::error::Error;
+use crate::experiment::{Context, Sample};
+use crate::nginx;
+use crate::process::{cpu_ns, memory_bytes, tree};
+use crate::under_test::ServerUnderTest;
+use crate::{measure, status};
+
+/// Groups.
+pub const GROUPS: u8 = 50;
+/// Workers, each of which has a queue in each group.
+pub const WORKERS: usize = 2;
+/// The metric: memory of the agent that is its own, or shared with its children.
+pub const MEMORY: &str = "memory";
+/// How long they may take to be steered.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Measures it over `seconds`, with so many new connections a second in each group, or none.
+///
+/// # Errors
+/// When nginx or the agent does not start, or a group is not steered.
+pub fn measure(
+    rate_per_s: Option<u32>,
+    seconds: f64,
+    context: &mut Context<'_>,
+) -> Result<Sample, Error> {
+    nginx::program().map_err(Error::Missing)?;
+    let mut sample = Sample::default();
+    let trial = ServerUnderTest::start(server().launch(format!("nginx with {GROUPS} addresses")))?;
+    let all = addresses(trial.address);
+    let agent = agents::told_by_a_file(&targets(&all))?;
+    await_groups(context)?;
+    agents::rest(SETTLE, context)?;
+    let processes = tree(agent.pid());
+    let cpu = || processes.iter().copied().map(cpu_ns).sum::<u64>();
+    let (begun, before) = (Instant::now(), cpu());
+    match rate_per_s {
+        None => agents::rest(Duration::from_secs_f64(seconds), context)?,
+        Some(rate) => {
+            let found = load(&all, rate, seconds, context)?;
+            let errors = found
+                .iter()
+                .flat_map(|one| one.errors.values())
+                .sum::<u64>();
+            let completed: u64 = found.iter().map(|one| one.completed).sum();
+            sample.put("errors", "count", errors as f64);
+            sample.put("requests", "count", completed as f64);
+        }
+    }
+    let spent = cpu().saturating_sub(before) as f64;
+    sample.put(
+        METRIC,
+        "%",
+        100.0 * spent / begun.elapsed().as_nanos() as f64,
+    );
+    let memory: u64 = processes.iter().copied().map(memory_bytes).sum();
+    sample.put(MEMORY, "MB", memory as f64 / 1e6);
+    agent.stop()?;
+    Ok(sample)
+}
+
+/// The others are beside the server's own address, where nobody else listens.
+fn address(number: u8) -> SocketAddr {
+    let port = 20_000 + u16::from(number);
+    (Ipv4Addr::new(127, 50, 0, number), port).into()
+}
+
+fn addresses(first: SocketAddr) -> Vec<SocketAddr> {
+    let others = (1..GROUPS).map(address);
+    std::iter::once(first).chain(others).collect()
+}
+
+fn server() -> nginx::Setup {
+    let listen = |number| format!("listen {} reuseport;", address(number));
+    let others: Vec<String> = (1..GROUPS).map(listen).collect();
+    nginx::Setup {
+        workers: WORKERS,
+        listen: "reuseport",
+        http: "keepalive_timeout 0;",
+        server: format!("{} location / {{ return 200; }}", others.join(" ")),
+        ..nginx::Setup::default()
+    }
+}
+
+fn targets(all: &[SocketAddr]) -> String {
+    let target = |at: &SocketAddr| format!("[[target]]\nlisten = \"{at}\"\nrescue = true\n");
+    all.iter().map(target).collect()
+}
+
+fn await_groups(context: &Context<'_>) -> Result<(), Error> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let groups = status::read()?["groups"].as_array().map_or(0, Vec::len);
+        if groups == usize::from(GROUPS) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(Error::Server(format!(
+                "{groups} of {GROUPS} groups are steered"
+            )));
+        }
+        agents::rest(Duration::from_millis(100), context)?;
+    }
+}
+
+/// A load on each group.
+fn load(
+    all: &[SocketAddr],
+    rate_per_s: u32,
+    seconds: f64,
+    context: &Context<'_>,
+) -> Result<Vec<Outcome>, Error> {
+    let (over, found) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for (number, at) in all.iter().enumerate() {
+            let (over, found) = (&over, &found);
+            let seed = context.seed + number as u64;
+            scope.spawn(move || {
+                let end = measure::for_seconds(seconds);
+                let arrivals = measure::poisson(rate_per_s.into());
+                let plan = measure::plan(*at, arrivals, end, Mix::one("/"), seed);
+                let done = wakeone_load::run(&plan, over, &mut |_| {});
+                let done = done.map_err(|source| Error::Load {
+                    target: plan.target.into(),
+                    source,
+                });
+                found
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(done);
+            });
+        }
+    });
+    context.check()?;
+    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.into_iter().collect()
+}
