@@ -19,7 +19,7 @@ use super::state::{Core, Look};
 
 /// Looks at calm groups may take one part in so many of a CPU, all together, unless the pause were longer than this then.
 const CALM_SHARE: u32 = 64;
-const LONGEST_CALM: Duration = Duration::from_millis(20);
+const LONGEST_CALM: Duration = Duration::from_millis(30);
 /// Groups that are not calm rest for this many times as long as the last looks at them took, but no longer than that. So looks of up
 /// to 6 ms take a fifth of a CPU at most. With many workers that all have queues a look is long.
 const LEISURE: u32 = 4;
