@@ -7,9 +7,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use support::kept::event_loops;
-use support::real::{Started, program};
+use support::real::{Started, installed, program};
 use support::steered::isolated;
-use support::{LAB, WAKEONE, eventually, get};
+use support::{LAB, WAKEONE, eventually, get, slowly};
 
 const AT: &str = "127.0.0.1:8080";
 
@@ -136,4 +136,113 @@ fn the_job_of_kubernetes_sends_a_shard_from_each_pod() {
     );
     let rest = r#", --part=-, "--rate", "2000", "-H", "X-A: b\"c&d|e\\f", "http://server:8080/""#;
     assert!(arguments.ends_with(rest), "{arguments}");
+}
+
+/// Four nodes of Slurm in this network namespace.
+struct Slurm {
+    folder: std::path::PathBuf,
+    _daemons: Started,
+}
+
+impl Slurm {
+    fn start(folder: &Path) -> Self {
+        let script = format!("{}/../../tests/support/slurm", env!("CARGO_MANIFEST_DIR"));
+        let daemons = Started::spawn(program(&[&script, folder.to_str().expect("text")]));
+        let slurm = Self {
+            folder: folder.to_owned(),
+            _daemons: daemons,
+        };
+        slowly("four nodes are idle", || {
+            let mut info = slurm.command("sinfo");
+            let output = info.args(["-h", "-t", "idle", "-o", "%D"]).output();
+            output.is_ok_and(|output| output.stdout.trim_ascii() == b"4")
+        });
+        slurm
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(name);
+        command.env("SLURM_CONF", self.folder.join("slurm.conf"));
+        command.env("WAKEONE", WAKEONE).env("WAKEONE_START_IN", "4");
+        command.current_dir(&self.folder);
+        command
+    }
+
+    /// Sends a load from all nodes.
+    fn load(&self, rate: &str, time: &str) -> Command {
+        let mut batch = self.command("sbatch");
+        batch.args(["--wait", "--ntasks=4", "--ntasks-per-node=1"]);
+        batch.arg(contrib("slurm/load.sbatch"));
+        batch.args(["--rate", rate, "-d", time, &format!("http://{AT}/")]);
+        batch
+    }
+
+    fn said(&self, job: u32) -> String {
+        std::fs::read_to_string(self.folder.join(format!("{job}.out"))).unwrap_or_default()
+    }
+}
+
+/// The process of a task of a job.
+fn task(number: &str) -> Option<u32> {
+    let is_it = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let is_task = environment
+            .split(|byte| *byte == 0)
+            .any(|one| one == format!("SLURM_PROCID={number}").as_bytes());
+        let program = std::fs::read_link(format!("/proc/{pid}/exe"));
+        is_task && program.is_ok_and(|program| program == Path::new(WAKEONE))
+    };
+    wakeone_kernel::proc::process::pids()
+        .into_iter()
+        .find(is_it)
+}
+
+fn median_ms(json: &[u8]) -> f64 {
+    let all: serde_json::Value = serde_json::from_slice(json).expect("JSON");
+    let median = all["latency_ms"]["p50"].as_f64();
+    median.unwrap_or_else(|| panic!("no median in {all:#}"))
+}
+
+#[test]
+#[ignore = "half a minute of loads, and Slurm"]
+fn four_nodes_of_slurm_send_what_one_machine_would() {
+    let Some(ground) = isolated() else { return };
+    if !installed("slurmctld") {
+        return eprintln!("skipped: Slurm is not installed");
+    }
+    let slurm = Slurm::start(ground.path());
+    let server = [&[LAB], &event_loops(AT, "2")[..]].concat();
+    let server = Started::spawn(program(&server));
+    eventually("it answers", || {
+        get(AT.parse().expect("address"), "/").is_ok()
+    });
+    let alone = [(); 3].map(|()| {
+        let mut load = program(&[WAKEONE, "load", "--rate", "2000", "-d", "4s", "--json"]);
+        let output = load.arg(format!("http://{AT}/")).output().expect("load");
+        median_ms(&output.stdout)
+    });
+    let output = slurm.load("2000", "4s").output().expect("sbatch");
+    assert!(output.status.success(), "{output:?} {}", slurm.said(1));
+    let told = slurm.said(1);
+    assert!(told.contains("8000 of 8000 requests"), "{told}");
+    assert!(told.contains("4 shards began within"), "{told}");
+    let mut merge = program(&[WAKEONE, "load", "merge", "--json"]);
+    let parts = (0..4).map(|number| slurm.folder.join(format!("1.{number}.part")));
+    let output = merge.args(parts).output().expect("merge");
+    let merged = median_ms(&output.stdout);
+    let [least, most] = [f64::min, f64::max].map(|of| alone.into_iter().reduce(of).expect("three"));
+    println!("median of four shards {merged} ms, of one process {least} to {most} ms");
+    assert!((least / 2.0..=2.0 * most).contains(&merged));
+    // A shard that dies is named.
+    let mut job = slurm.load("2000", "4s").spawn().expect("sbatch");
+    let mut killed = None;
+    slowly("the task runs", || {
+        killed = task("2");
+        killed.is_some()
+    });
+    support::signal(killed.expect("a task"), rustix::process::Signal::KILL);
+    assert!(!job.wait().expect("sbatch").success());
+    let told = slurm.said(2);
+    assert!(told.contains("shard 2 of 4 is missing"), "{told}");
+    drop(server);
 }
