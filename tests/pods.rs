@@ -63,7 +63,7 @@ fn kubernetes_takes_the_manifests() {
     }
 }
 
-/// What listens in a pod.
+/// The server of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     NginxReuseport,
@@ -615,7 +615,7 @@ fn twenty_containers_come_and_go_under_load_and_nothing_is_lost() {
 }
 
 impl Kind {
-    /// What an operator knows it by.
+    /// The name by which operators know it.
     fn told(self) -> &'static str {
         match self {
             Self::NginxReuseport => "nginx with `reuseport`",
@@ -630,7 +630,7 @@ impl Kind {
 /// How long an agent has for what it can do.
 const SETTLES: Duration = Duration::from_secs(5);
 
-/// What an agent without a capability can do: the features that doctor finds in its container, and the servers that it steers.
+/// Lists the abilities of an agent without a capability: the features that doctor finds in its container, and the servers that it steers.
 fn abilities(node: &Node, pods: &[Pod<'_, '_>], without: Option<&str>) -> Vec<String> {
     let agent = node.agent("agent", WAKEONE, without);
     let begun = Instant::now();

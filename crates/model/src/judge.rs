@@ -92,7 +92,7 @@ impl Default for Limits {
 /// Notes progress, and returns whether the slot's worker is suspect: connections wait and none was accepted for too
 /// long. A slot that is already marked stuck is no new suspect.
 pub fn suspect(now_ns: u64, look: &SlotSample, memory: &mut SlotHistory, limits: Limits) -> bool {
-    // What waits now may have come just before this look, however long ago the last one was.
+    // A connection that waits now may have come just before this look, however long ago the last one was.
     if std::mem::replace(&mut memory.was_empty, look.queued == 0) {
         let lately_ns = now_ns.saturating_sub(limits.stuck_after_ns / u64::from(LOOKS_A_PATIENCE));
         memory.progress_ns = memory.progress_ns.max(lately_ns);

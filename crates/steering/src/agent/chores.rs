@@ -189,7 +189,7 @@ fn run(orders: &Receiver<Order>) {
             }
             one.due = together(started, Instant::now(), one.pause);
         }
-        // Whoever took long last is the last to do so again.
+        // The group whose work took long comes after all others.
         all.sort_by_key(|one| one.took);
     }
 }

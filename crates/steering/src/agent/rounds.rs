@@ -80,7 +80,7 @@ impl Turns {
     }
 }
 
-/// What others ask of the thread.
+/// Requests of other threads.
 #[derive(Debug, Default)]
 struct Calls {
     /// To look at once.

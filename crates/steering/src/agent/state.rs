@@ -49,7 +49,7 @@ pub struct AgentConfig {
     pub stuck_after: Duration,
 }
 
-/// What a look at a group has found.
+/// The result of a look at a group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Look {
     /// When to look again.

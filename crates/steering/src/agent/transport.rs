@@ -60,7 +60,7 @@ pub(super) trait Transport: Debug + Sync {
     fn unit(&self) -> &'static str;
 }
 
-/// What is known when a slot is sampled.
+/// The facts that are known when a slot is sampled.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Told {
     /// Whether something waits there; `None`: nobody knows.

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use wakeone_load::Mix;
 
-use super::many;
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::process::{cpu_ns, tree, wakeone};
@@ -27,7 +26,7 @@ pub enum Steers {
     Agent,
     /// The agent of `wakeone attach` to workers that share a queue, and its guardian.
     OneQueue,
-    /// `wakeone agent` with the targets of [`many`].
+    /// `wakeone agent` with many targets: see [`super::many`].
     Many,
 }
 
@@ -76,11 +75,11 @@ pub const ALL: [Agent; 9] = [
         ..idle("busy/one-queue-64", Steers::OneQueue, "0.5")
     },
     Agent {
-        workers: many::WORKERS,
+        workers: 2,
         ..idle("idle/agent-of-50", Steers::Many, "1")
     },
     Agent {
-        workers: many::WORKERS,
+        workers: 2,
         rate_per_s: Some(100),
         ..idle("busy/agent-of-50", Steers::Many, "3")
     },
@@ -98,6 +97,11 @@ impl Agent {
         ALL.into_iter().find(|agent| agent.variant == name)
     }
 
+    /// Whether it has many groups: [`super::many`] measures it.
+    pub fn is_of_many(self) -> bool {
+        self.steers == Steers::Many
+    }
+
     fn way(self) -> Way {
         match self.steers {
             Steers::Run => Way::LeastConnectionsRescue,
@@ -113,9 +117,6 @@ impl Agent {
     /// # Errors
     /// When they do not start, or nothing steers.
     pub fn measure(self, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
-        if self.steers == Steers::Many {
-            return many::measure(self.rate_per_s, seconds, context);
-        }
         let mut sample = Sample::default();
         let mut trial = self.way().start(self.workers)?;
         let address = trial.address;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use wakeone_load::{Mix, Outcome};
 
-use super::agents::{self, METRIC, SETTLE};
+use super::agents::{self, Agent, METRIC, SETTLE};
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::nginx;
@@ -18,33 +18,29 @@ use crate::{measure, status};
 
 /// Groups.
 pub const GROUPS: u8 = 50;
-/// Workers, each of which has a queue in each group.
-pub const WORKERS: usize = 2;
 /// The metric: memory of the agent that is its own, or shared with its children.
 pub const MEMORY: &str = "memory";
 /// How long they may take to be steered.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Measures it over `seconds`, with so many new connections a second in each group, or none.
+/// Measures it over `seconds`. Each worker has a queue in each group.
 ///
 /// # Errors
 /// When nginx or the agent does not start, or a group is not steered.
-pub fn measure(
-    rate_per_s: Option<u32>,
-    seconds: f64,
-    context: &mut Context<'_>,
-) -> Result<Sample, Error> {
+pub fn measure(agent: Agent, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
     nginx::program().map_err(Error::Missing)?;
     let mut sample = Sample::default();
-    let trial = ServerUnderTest::start(server().launch(format!("nginx with {GROUPS} addresses")))?;
+    let trial = ServerUnderTest::start(
+        server(agent.workers).launch(format!("nginx with {GROUPS} addresses")),
+    )?;
     let all = addresses(trial.address);
-    let agent = agents::told_by_a_file(&targets(&all))?;
+    let steering = agents::told_by_a_file(&targets(&all))?;
     await_groups(context)?;
     agents::rest(SETTLE, context)?;
-    let processes = tree(agent.pid());
+    let processes = tree(steering.pid());
     let cpu = || processes.iter().copied().map(cpu_ns).sum::<u64>();
     let (begun, before) = (Instant::now(), cpu());
-    match rate_per_s {
+    match agent.rate_per_s {
         None => agents::rest(Duration::from_secs_f64(seconds), context)?,
         Some(rate) => {
             let found = load(&all, rate, seconds, context)?;
@@ -65,7 +61,7 @@ pub fn measure(
     );
     let memory: u64 = processes.iter().copied().map(memory_bytes).sum();
     sample.put(MEMORY, "MB", memory as f64 / 1e6);
-    agent.stop()?;
+    steering.stop()?;
     Ok(sample)
 }
 
@@ -80,11 +76,11 @@ fn addresses(first: SocketAddr) -> Vec<SocketAddr> {
     std::iter::once(first).chain(others).collect()
 }
 
-fn server() -> nginx::Setup {
+fn server(workers: usize) -> nginx::Setup {
     let listen = |number| format!("listen {} reuseport;", address(number));
     let others: Vec<String> = (1..GROUPS).map(listen).collect();
     nginx::Setup {
-        workers: WORKERS,
+        workers,
         listen: "reuseport",
         http: "keepalive_timeout 0;",
         server: format!("{} location / {{ return 200; }}", others.join(" ")),

@@ -82,7 +82,10 @@ impl Experiment for Cost {
             return load.measure(seconds, context);
         }
         if let Some(agent) = Agent::of(&arm.name) {
-            return agent.measure(IDLE_SECONDS, context);
+            return match agent.is_of_many() {
+                true => many::measure(agent, IDLE_SECONDS, context),
+                false => agent.measure(IDLE_SECONDS, context),
+            };
         }
         if arm.name == UNDER_LOAD {
             return under_load(context);
