@@ -32,6 +32,9 @@ pub struct Choosers {
     port: u16,
 }
 
+/// Listeners at a port. Each look walks all buckets of the map, so it is no larger than it must be.
+const MOST_LISTENERS: u32 = 4096;
+
 impl Choosers {
     /// Prepares for sockets of a port that are of UDP, or listen by TCP.
     ///
@@ -47,6 +50,12 @@ impl Choosers {
             .map_err(|e| failed("reading the iterator of programs", &e))?;
         if let Some(constants) = &mut open.maps.rodata_data {
             constants.port = port.into();
+        }
+        if !udp {
+            open.maps
+                .choosers
+                .set_max_entries(MOST_LISTENERS)
+                .map_err(|e| failed("sizing the map of programs", &e))?;
         }
         open.progs.wakeone_tcp_choosers.set_autoload(!udp);
         open.progs.wakeone_udp_choosers.set_autoload(udp);

@@ -1,6 +1,5 @@
 //! The programs and maps of a group, found again by their pins.
 
-use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -344,11 +343,16 @@ impl Pinned {
     /// Whether one of its programs chooses for its sockets, by what was seen of theirs; `None` if none of them was
     /// among these.
     pub fn chooses(&self, seen: &[Chooser]) -> Option<bool> {
-        let known: HashSet<u64> = self.known_listeners().into_iter().collect();
+        let is_known = |one: &&Chooser| {
+            let entry = self
+                .listeners
+                .lookup(&one.cookie.to_ne_bytes(), MapFlags::ANY);
+            entry.is_ok_and(|entry| entry.is_some())
+        };
         let id = |address: &Address| Some(info_of(address.program.as_fd())?.id);
         let ids: Vec<u32> = self.addresses.iter().filter_map(id).collect();
         let own = |one: &Chooser| one.program.is_some_and(|id| ids.contains(&id));
-        let mut here = seen.iter().filter(|one| known.contains(&one.cookie));
+        let mut here = seen.iter().filter(is_known);
         let first = own(here.next()?);
         // Of two groups at an address one may be ours.
         Some(first || here.any(own))

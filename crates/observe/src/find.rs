@@ -5,8 +5,9 @@ use std::io;
 
 use wakeone_kernel::netns;
 use wakeone_kernel::proc::networks::Networks;
+use wakeone_kernel::proc::sight;
 use wakeone_kernel::proc::stat;
-use wakeone_kernel::proc::waits::{self, Processes};
+use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::socket::diag::{self, Entry, Which};
 use wakeone_kernel::socket::unix_diag::{self, Bound, Kind};
 use wakeone_model::address::{Address, UnixName};
@@ -411,7 +412,7 @@ fn unshared(listeners: &[Listener], processes: &Processes) -> HashSet<u64> {
             let several: Vec<u64> = inodes.iter().copied().filter(of_name).collect();
             unshared.retain(|inode| !several.contains(inode));
         }
-        let process = waits::look(*pid, inodes, &HashSet::new());
+        let process = sight::look(*pid, inodes, &HashSet::new());
         for inode in process.iter().flat_map(Process::awaited) {
             *waits.entry(inode).or_default() += 1;
         }

@@ -7,6 +7,7 @@
 mod contents;
 pub mod find;
 mod grouping;
+mod moment;
 mod queued;
 pub mod target;
 pub mod text;
@@ -14,6 +15,7 @@ mod unread;
 pub mod watcher;
 
 pub use find::{Found, Look, elsewhere, find, find_anywhere, find_in};
+pub use moment::Moment;
 pub use target::Target;
 pub use watcher::Watcher;
 

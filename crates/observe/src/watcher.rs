@@ -10,9 +10,10 @@ use wakeone_kernel::proc::counters;
 use wakeone_kernel::proc::doing::{self, Place, WorkerState};
 use wakeone_kernel::proc::exits::Exits;
 use wakeone_kernel::proc::process;
-use wakeone_kernel::proc::waits::{self, Processes};
+use wakeone_kernel::proc::sight::Sights;
+use wakeone_kernel::proc::waits::{self, Held, Processes};
 use wakeone_kernel::schedule;
-use wakeone_kernel::socket::diag::{self, Accepted, Listening, Which};
+use wakeone_kernel::socket::diag::{self, Accepted, Which};
 use wakeone_kernel::socket::unix_diag;
 use wakeone_model::accept::{self, AcceptModel, Confidence, Shape};
 use wakeone_model::address::Address;
@@ -26,12 +27,15 @@ use wakeone_model::snapshot::{
 use wakeone_model::waits::Waits;
 
 use crate::contents::{self, Contents};
+use crate::moment::Moment;
 use crate::queued::Queued;
 use crate::unread::Unread;
 use crate::{Error, Found, grouping};
 
 /// How often to look at queues and workers: this takes some 30 µs for the queues and 3 µs a thread.
 pub const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// A sample that needs no reads is taken after this part of the time to the next one: others have just read the processes.
+const EARLY: f64 = 0.75;
 /// How often to sample the processes, from which the accept model is identified.
 const SIGHT_EVERY: Duration = Duration::from_millis(500);
 /// Samples at the start, this far apart: mutexes change hands, and a worker that is busy is not seen waiting.
@@ -244,8 +248,7 @@ impl Watcher {
     /// The living processes that serve a socket, by its cookie.
     pub fn serving(&self, cookie: u64) -> impl Iterator<Item = u32> + '_ {
         let pids = self.serves.get(&cookie).map_or(&[][..], Vec::as_slice);
-        let lives = |pid: &u32| waits::identity(*pid).is_some();
-        pids.iter().copied().filter(lives)
+        pids.iter().copied().filter(|pid| self.lives(*pid))
     }
 
     /// Whether those processes were seen waiting for the socket; else they are only the ones that hold it.
@@ -258,22 +261,46 @@ impl Watcher {
         &self.pids
     }
 
-    /// Samples everything that the accept model is identified from.
-    fn sample_processes(&mut self) -> Result<(), Error> {
+    /// The descriptors of its sockets at the last sample: process, number and inode.
+    pub fn held(&self) -> impl Iterator<Item = Held> {
+        let held = |process: &Process| {
+            let pid = process.pid;
+            let descriptors = process.descriptors.clone().into_iter();
+            descriptors.map(move |(fd, inode)| Held { pid, fd, inode })
+        };
+        self.last().iter().flat_map(held)
+    }
+
+    /// The processes of the last sample.
+    fn last(&self) -> &[Process] {
+        self.snapshots.back().map_or(&[], |last| &last.processes)
+    }
+
+    /// Whether a process was there at the last sample, or is now.
+    fn lives(&self, pid: u32) -> bool {
+        self.last().iter().any(|one| one.pid == pid) || waits::identity(pid).is_some()
+    }
+
+    /// Samples everything that the accept model is identified from: its processes as they are now, or were at a moment.
+    fn sample_processes(&mut self, moment: Option<&Moment>) -> Result<(), Error> {
+        let now = Sights::default();
+        let sights = moment.map_or(&now, |moment| &moment.sights);
         let inodes: HashSet<u64> = self.listener.sockets.iter().map(|s| s.inode).collect();
         if !self.follows && self.connections_due <= Instant::now() {
             let began = Instant::now();
             self.connections = self.connections()?;
             self.connections_due = Instant::now() + began.elapsed() * CONNECTIONS_SHARE;
         }
-        if !self.pids.iter().all(|pid| waits::identity(*pid).is_some()) {
+        if !self.pids.iter().all(|pid| sights.of(*pid).is_some()) {
             self.search(&inodes);
         }
         let mut pids: BTreeSet<u32> = self.pids.iter().copied().collect();
-        pids.extend(self.pids.iter().flat_map(|pid| process::children(*pid)));
-        let processes: Vec<Process> = pids
-            .into_iter()
-            .filter_map(|pid| waits::look(pid, &inodes, &self.connections))
+        for pid in &self.pids {
+            pids.extend(sights.children(*pid).iter());
+        }
+        let sights = pids.into_iter().filter_map(|pid| sights.of(pid));
+        let processes: Vec<Process> = sights
+            .map(|sight| sight.about(&inodes, &self.connections))
             .collect();
         // The children of the holders are looked at again next time, even if they have another parent by then.
         self.pids = processes.iter().map(|p| p.pid).collect();
@@ -395,13 +422,12 @@ impl Watcher {
             }
         }
         if self.model.workers.is_empty() {
-            let last = snapshots.last().map_or(&[][..], |s| &s.processes);
             let holders = last.iter().filter(|p| !p.holds.is_empty());
             self.model.workers = holders.map(|p| p.pid).collect();
         }
-        self.model
-            .workers
-            .retain(|pid| waits::identity(*pid).is_some());
+        let mut workers = std::mem::take(&mut self.model.workers);
+        workers.retain(|pid| self.lives(*pid));
+        self.model.workers = workers;
         if let Some(probe) = &mut self.probe {
             probe
                 .follow(self.model.workers.iter().copied())
@@ -423,8 +449,8 @@ impl Watcher {
         self.pids = found.around(inodes);
     }
 
-    /// The listener's sockets now, or those of `listening`.
-    fn sockets(&self, listening: Option<&Listening>) -> io::Result<Vec<Socket>> {
+    /// The listener's sockets now, or those of a moment.
+    fn sockets(&self, moment: Option<&Moment>) -> io::Result<Vec<Socket>> {
         let address = match self.listener.address {
             Address::Inet(address) => address,
             // Another server may have bound the same name.
@@ -439,8 +465,8 @@ impl Watcher {
             // An MPTCP listener's queue shows in TCP's dump.
             _ => Protocol::Tcp,
         };
-        let entries = match listening {
-            Some(listening) => listening.listeners_at(protocol, address),
+        let entries = match moment {
+            Some(moment) => moment.listening.listeners_at(protocol, address),
             None => diag::sockets_at(protocol, Which::Listening, address),
         };
         let entries = entries?.into_iter();
@@ -454,9 +480,9 @@ impl Watcher {
     }
 
     /// Updates the sockets; notes those that were closed.
-    fn refresh(&mut self, listening: Option<&Listening>) -> Result<(), Error> {
+    fn refresh(&mut self, moment: Option<&Moment>) -> Result<(), Error> {
         let mut sockets = self
-            .sockets(listening)
+            .sockets(moment)
             .map_err(kernel("asking the kernel for the listening sockets"))?;
         sockets.sort_by_key(|s| s.cookie);
         for old in &self.listener.sockets {
@@ -473,7 +499,7 @@ impl Watcher {
         if changed {
             let inodes = self.listener.sockets.iter().map(|s| s.inode).collect();
             self.search(&inodes);
-            self.sample_processes()?;
+            self.sample_processes(moment)?;
         }
         Ok(())
     }
@@ -485,7 +511,7 @@ impl Watcher {
     pub fn look(&mut self) -> Result<(), Error> {
         self.refresh(None)?;
         if self.sighted.elapsed() >= SIGHT_EVERY {
-            self.sample_processes()?;
+            self.sample_processes(None)?;
         }
         let sampled = &mut self.sampled;
         sampled.looks += 1;
@@ -567,21 +593,21 @@ impl Watcher {
 
     /// Follows the sockets, and the workers of each: at once if a socket was opened or closed or a process ended,
     /// else once in `every`. Returns whether it took a new sample. Without one it costs some 30 µs, much less than
-    /// [`Watcher::look`], which also asks for the state of each worker. `listening`: its sockets are as they were then.
+    /// [`Watcher::look`], which also asks for the state of each worker. `moment`: all is as it was then.
     ///
     /// # Errors
     /// The kernel does not show its sockets.
-    pub fn follow(
-        &mut self,
-        every: Duration,
-        listening: Option<&Listening>,
-    ) -> Result<bool, Error> {
+    pub fn follow(&mut self, every: Duration, moment: Option<&Moment>) -> Result<bool, Error> {
         self.follows = true;
         let before = self.sights;
-        self.refresh(listening)?;
+        self.refresh(moment)?;
         let ended = self.lost_a_process();
-        if self.sights == before && (ended || self.sighted.elapsed() >= every) {
-            self.sample_processes()?;
+        let since = self.sighted.elapsed();
+        let is_read = |moment: &Moment| self.pids.iter().all(|pid| moment.sights.has(*pid));
+        let is_due =
+            ended || since >= every || since >= every.mul_f64(EARLY) && moment.is_some_and(is_read);
+        if self.sights == before && is_due {
+            self.sample_processes(moment)?;
         }
         Ok(self.sights != before)
     }
@@ -733,7 +759,7 @@ impl Watcher {
     pub fn watch(&mut self) -> Result<Watch, Error> {
         self.connections_due = Instant::now();
         self.waiting_due = Instant::now();
-        self.sample_processes()?;
+        self.sample_processes(None)?;
         let last = self.snapshot()?;
         let mut sampled = self.sampled.clone();
         sampled.unread.add(&long(self.unread.ages()));
@@ -752,7 +778,7 @@ impl Watcher {
     /// # Errors
     /// The kernel does not show its sockets.
     pub fn lap(&mut self) -> Result<Watch, Error> {
-        self.sample_processes()?;
+        self.sample_processes(None)?;
         let last = self.snapshot()?;
         let first = std::mem::replace(&mut self.first, last.clone());
         let sampled = std::mem::take(&mut self.sampled);
@@ -843,9 +869,10 @@ fn begin(mut watchers: Vec<Watcher>) -> Result<Vec<Watcher>, Error> {
         if sighting > 0 {
             std::thread::sleep(FIRST_APART);
         }
+        let moment = Moment::at(0);
         for watcher in &mut watchers {
             watcher.connections_due = Instant::now();
-            watcher.sample_processes()?;
+            watcher.sample_processes(Some(&moment))?;
         }
     }
     for watcher in &mut watchers {

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use wakeone_kernel::proc::process;
-use wakeone_kernel::proc::waits;
-use wakeone_kernel::proc::waits::Processes;
+use wakeone_kernel::proc::sight;
+use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_model::listener::{Process, Wait};
 use wakeone_shim::protocol::How;
 
@@ -61,7 +61,7 @@ pub fn unasked(inode: u64, known: impl Fn(u32) -> bool) -> Vec<RemoteFd> {
     held.retain(|held| {
         held.inode == inode && held.pid != ours && !known(held.pid) && seen.insert(held.pid)
     });
-    let look = |pid| waits::look(pid, &inodes, &HashSet::new());
+    let look = |pid| sight::look(pid, &inodes, &HashSet::new());
     held.retain(|held| look(held.pid).is_some_and(|process| waits_on(&process, inode)));
     held.iter().map(RemoteFd::from).collect()
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use wakeone_bpf as bpf;
-use wakeone_bpf::table::flag;
+use wakeone_bpf::table::{Table, flag};
 use wakeone_kernel::capability;
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
@@ -117,8 +117,9 @@ pub struct SteeredGroup {
     orphans: OrphanLog,
     /// By the socket's cookie.
     places: BTreeMap<u64, SocketPlace>,
-    /// New sockets are not chosen yet: see [`SteeredGroup::hold_back`].
+    /// Sockets that come are not chosen yet, and whether one came: see [`SteeredGroup::hold_back`].
     holds_back: bool,
+    held_back: bool,
 }
 
 impl SteeredGroup {
@@ -140,6 +141,7 @@ impl SteeredGroup {
             orphans: OrphanLog::default(),
             places: BTreeMap::new(),
             holds_back: false,
+            held_back: false,
         }
     }
 
@@ -238,6 +240,7 @@ impl SteeredGroup {
                 Some(_) => {}
                 None => {
                     let publish = !self.holds_back;
+                    self.held_back |= !publish;
                     slot = Some(agent.with_dispatcher(|d| {
                         let joined = d.join(cookie, remote);
                         if publish || joined.is_err() {
@@ -271,8 +274,10 @@ impl SteeredGroup {
     /// Has the sockets that were held back chosen.
     pub fn let_in(&mut self) {
         self.holds_back = false;
-        if let Some(agent) = &self.agent {
-            agent.with_dispatcher(|d| d.table().publish());
+        if std::mem::take(&mut self.held_back)
+            && let Some(agent) = &self.agent
+        {
+            agent.with_table(Table::publish);
         }
     }
 
@@ -320,7 +325,7 @@ impl SteeredGroup {
         let (Some(place), Some(agent)) = (self.place_of(cookie), &self.agent) else {
             return false;
         };
-        let is_moving = |slot| agent.with_dispatcher(|d| d.table().slot(slot).has(flag::MOVING));
+        let is_moving = |slot| agent.with_table(|table| table.slot(slot).has(flag::MOVING));
         if !place.slot.is_some_and(is_moving) {
             return false;
         }
@@ -349,7 +354,7 @@ impl SteeredGroup {
     /// Removes what the program knows of a socket that left for good.
     pub fn forget(&self, cookie: u64) {
         if let Some(agent) = &self.agent {
-            agent.with_dispatcher(|d| d.pinned().forget_listener(cookie));
+            agent.see_dispatcher(|d| d.pinned().forget_listener(cookie));
         }
     }
 
@@ -427,7 +432,7 @@ impl SteeredGroup {
     /// Returns the slots. Where the kernel's hash chooses, sockets are numbered instead.
     fn slots(&self) -> Vec<state::SlotRecord> {
         let count = match &self.agent {
-            Some(agent) => agent.with_dispatcher(|d| d.slots()),
+            Some(agent) => agent.see_dispatcher(Dispatcher::slots),
             None => self.places.len(),
         };
         let empty = || state::SlotRecord {

@@ -412,7 +412,7 @@ mod tests {
         let helper = start(&["python3", "-c", HELPED, &number], &listener);
         let inodes = HashSet::from([inode]);
         let pid = helper.id();
-        let sample = || waits::look(pid, &inodes, &HashSet::new()).expect("it lives");
+        let sample = || crate::proc::sight::look(pid, &inodes, &HashSet::new()).expect("it lives");
         until("it accepts", || {
             sample()
                 .threads

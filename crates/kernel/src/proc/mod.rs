@@ -9,6 +9,7 @@ pub mod networks;
 pub mod process;
 pub(crate) mod reader;
 pub mod refusal;
+pub mod sight;
 pub mod stat;
 pub mod threads;
 pub mod waits;

@@ -8,7 +8,7 @@ use std::io;
 
 use nix::libc;
 use wakeone_model::layout::printable;
-use wakeone_model::listener::{Polled, Process, Thread, Wait};
+use wakeone_model::listener::{Polled, Wait};
 
 use crate::proc::process;
 use crate::proc::reader;
@@ -126,42 +126,6 @@ pub fn identity(pid: u32) -> Option<Identity> {
     Stat::of(pid).ok().map(Identity::from)
 }
 
-/// Reads one process of a listener with sockets of these `inodes` and open `connections`; `None` where it is gone.
-pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Option<Process> {
-    let Identity { parent, name, .. } = identity(pid)?;
-    let process::Descriptors {
-        sockets,
-        epolls,
-        has_ring: rings,
-        ..
-    } = process::Descriptors::of(pid).unwrap_or_default();
-    let listening = sockets.iter().filter(|(_, inode)| inodes.contains(inode));
-    let descriptors: Vec<(i32, u64)> = listening.copied().collect();
-    let mut holds: Vec<u64> = descriptors.iter().map(|(_, inode)| *inode).collect();
-    holds.sort_unstable();
-    holds.dedup();
-    let carried: HashSet<u64> = sockets
-        .iter()
-        .map(|(_, inode)| *inode)
-        .filter(|inode| connections.contains(inode))
-        .collect();
-    let polls = epolls
-        .iter()
-        .flat_map(|epoll| polled(pid, *epoll, |inode| holds.contains(&inode)).unwrap_or_default())
-        .collect();
-    Some(Process {
-        pid,
-        parent,
-        name,
-        polls,
-        rings,
-        connections: u32::try_from(carried.len()).unwrap_or(u32::MAX),
-        threads: threads(pid, &sockets, inodes),
-        holds,
-        descriptors,
-    })
-}
-
 /// Hands on what an epoll instance of a process watches: inode and events.
 fn watched(pid: u32, epoll: i32, mut take: impl FnMut(u64, u32)) -> io::Result<()> {
     reader::lines(pid, &format!("fdinfo/{epoll}"), |line| {
@@ -171,11 +135,14 @@ fn watched(pid: u32, epoll: i32, mut take: impl FnMut(u64, u32)) -> io::Result<(
     })
 }
 
-/// Those of these sockets that an epoll instance of a process waits for.
-fn polled(pid: u32, epoll: i32, of: impl Fn(u64) -> bool) -> io::Result<Vec<Polled>> {
+/// What an epoll instance of a process waits for.
+///
+/// # Errors
+/// The process cannot be seen.
+pub(super) fn polled(pid: u32, epoll: i32) -> io::Result<Vec<Polled>> {
     let mut all = Vec::new();
     watched(pid, epoll, |inode, events| {
-        if events & READABLE != 0 && of(inode) {
+        if events & READABLE != 0 {
             all.push(Polled {
                 epoll,
                 inode,
@@ -219,21 +186,6 @@ pub fn parse_tfd(line: &str) -> Option<(u64, u32)> {
     ))
 }
 
-fn threads(pid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Vec<Thread> {
-    let stopped = matches!(process::state(pid), Some('T' | 't'));
-    let calls = reader::file_of_each(pid, "task", "syscall").unwrap_or_default();
-    let seen = |(tid, line): (u32, io::Result<Vec<u8>>)| {
-        let wait = match line.map(crate::proc::line::as_text) {
-            _ if stopped => Wait::Stopped,
-            Ok(line) => wait_of(pid, &line, sockets, inodes),
-            Err(error) if is_hidden(error.kind()) => Wait::Unseen,
-            Err(_) => Wait::Running,
-        };
-        Thread { tid, wait }
-    };
-    calls.into_iter().map(seen).collect()
-}
-
 /// Whether a line of /proc/PID/task/TID/syscall is of a call that a server waits for connections in. io_uring_enter is
 /// one: a ring may hold an accept.
 pub(crate) fn is_wait(line: &str) -> bool {
@@ -253,8 +205,10 @@ pub(crate) fn is_running(line: &str) -> bool {
 
 /// Whether one of these sockets is in an epoll instance; `None` if that cannot be seen.
 pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> Option<bool> {
-    match polled(pid, epoll, |inode| inodes.contains(&inode)) {
-        Ok(found) => Some(!found.is_empty()),
+    let mut found = false;
+    let see = |inode, events| found |= events & READABLE != 0 && inodes.contains(&inode);
+    match watched(pid, epoll, see) {
+        Ok(()) => Some(found),
         Err(error) if is_hidden(error.kind()) => None,
         Err(_) => Some(false),
     }
@@ -402,115 +356,14 @@ fn select_set(pid: u32, call: &Call) -> Option<Vec<u64>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::net::{TcpListener, UdpSocket};
-    use std::os::fd::{AsFd, AsRawFd};
-    use std::time::{Duration, Instant};
-
-    fn inode(socket: impl AsFd) -> u64 {
-        rustix::fs::fstat(socket).expect("stat").st_ino
-    }
-
-    /// Looks at this process until one of its threads is seen in that.
-    fn seen(wanted: &Wait, inodes: &HashSet<u64>) {
-        let since = Instant::now();
-        loop {
-            let process = look(std::process::id(), inodes, &HashSet::new()).expect("own process");
-            if process.threads.iter().any(|t| t.wait == *wanted) {
-                return;
-            }
-            assert!(
-                since.elapsed() < Duration::from_secs(10),
-                "{wanted:?}: {process:?}"
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    #[test]
-    fn threads_are_seen_in_what_they_wait_in() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-        let address = listener.local_addr().expect("address");
-        let inodes = HashSet::from([inode(&listener)]);
-        let own = inode(&listener);
-        std::thread::scope(|scope| {
-            scope.spawn(|| listener.accept().map(drop).expect("accept"));
-            seen(&Wait::Accept(own), &inodes);
-            std::net::TcpStream::connect(address).expect("connect");
-        });
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let flags = rustix::event::PollFlags::IN;
-                let mut fds = [rustix::event::PollFd::new(&listener, flags)];
-                rustix::event::poll(&mut fds, None).expect("poll");
-            });
-            seen(&Wait::Poll(vec![own]), &inodes);
-            std::net::TcpStream::connect(address).expect("connect");
-        });
-        listener.accept().expect("accept");
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut set = nix::sys::select::FdSet::new();
-                set.insert(listener.as_fd());
-                nix::sys::select::select(None, &mut set, None, None, None).expect("select");
-            });
-            seen(&Wait::Poll(vec![own]), &inodes);
-            std::net::TcpStream::connect(address).expect("connect");
-        });
-    }
-
-    #[test]
-    fn a_receive_call_on_another_socket_is_none_on_this_one() {
-        let (one, other) = (
-            UdpSocket::bind("127.0.0.1:0").expect("bind"),
-            UdpSocket::bind("127.0.0.1:0").expect("bind"),
-        );
-        let address = one.local_addr().expect("address");
-        std::thread::scope(|scope| {
-            scope.spawn(|| one.recv(&mut [0; 8]).expect("receive"));
-            seen(&Wait::Receive(inode(&one)), &HashSet::from([inode(&one)]));
-            let process = look(
-                std::process::id(),
-                &HashSet::from([inode(&other)]),
-                &HashSet::new(),
-            )
-            .expect("own process");
-            assert!(
-                process
-                    .threads
-                    .iter()
-                    .all(|t| !matches!(t.wait, Wait::Receive(_)))
-            );
-            other.send_to(b"x", address).expect("send");
-        });
-    }
-
-    #[test]
-    fn epoll_sets_are_seen_with_their_events() {
-        use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-        let epoll = Epoll::new(EpollCreateFlags::empty()).expect("epoll");
-        let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLEXCLUSIVE;
-        epoll
-            .add(&listener, EpollEvent::new(flags, 0))
-            .expect("add");
-        let inodes = HashSet::from([inode(&listener)]);
-        let process = look(std::process::id(), &inodes, &HashSet::new()).expect("own process");
-        let number = epoll.0.as_raw_fd();
-        let found = process
-            .polls
-            .iter()
-            .find(|p| p.epoll == number)
-            .expect("set");
-        assert_eq!(found.inode, inode(&listener));
-        assert_ne!(found.events & wakeone_model::listener::EXCLUSIVE, 0);
-        assert_eq!(found.events & wakeone_model::listener::EDGE, 0);
-    }
+    use std::net::TcpListener;
 
     #[test]
     fn holders_are_found() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let processes = Processes::read();
-        let around = processes.around(&HashSet::from([inode(&listener)]));
+        let inode = rustix::fs::fstat(&listener).expect("stat").st_ino;
+        let around = processes.around(&HashSet::from([inode]));
         assert!(around.contains(&std::process::id()));
     }
 

@@ -117,6 +117,11 @@ impl Agent {
         done
     }
 
+    /// Looks at the dispatcher between two looks.
+    pub fn see_dispatcher<R>(&self, see: impl FnOnce(&Dispatcher) -> R) -> R {
+        see(&lock(&self.core).dispatcher)
+    }
+
     /// Reads or changes the table.
     pub fn with_table<R>(&self, act: impl FnOnce(&Table) -> R) -> R {
         act(lock(&self.core).dispatcher.table())

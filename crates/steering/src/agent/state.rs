@@ -35,6 +35,9 @@ const SETTLED_AFTER: Duration = Duration::from_millis(500);
 /// While nothing happens, each look at everything is followed by cheap looks for this long; the second value if nothing has happened
 /// for ten times the first.
 const WHOLE_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// How often to read the limits of queues where nothing waits: a server seldom calls listen() anew with another backlog. For sockets
+/// of another process each read is four system calls and two switches to the helper that borrows them.
+const LIMITS_EVERY: Duration = Duration::from_secs(5);
 /// How often the longest recent handshake is lowered.
 const DECAY_EVERY_NS: u64 = 1_000_000_000;
 /// Events kept for a supervisor that does not ask.
@@ -272,7 +275,7 @@ impl Core {
         let before = self.whole.replace((now, placed));
         let waiting = self.waiting(now);
         let seen = self.limits_seen;
-        let refresh = seen.is_none_or(|seen| now.duration_since(seen) >= WHOLE_EVERY.0);
+        let refresh = seen.is_none_or(|seen| now.duration_since(seen) >= LIMITS_EVERY);
         if refresh {
             self.limits_seen = Some(now);
             self.tell_moved_full();
@@ -284,6 +287,9 @@ impl Core {
         };
         let samples: Vec<SlotSample> = self.slots.iter_mut().enumerate().map(sample).collect();
         let came = before.map_or(0, |(_, placed)| placed) != placed;
+        if came {
+            self.busy_at = now;
+        }
         let busy = self.transport.is_busy(&samples, came);
         (samples, busy)
     }
@@ -328,7 +334,7 @@ impl Core {
     /// Notes that a connection came to a group that was quiet. Nothing had waited before.
     pub fn came(&mut self) {
         self.note_idle();
-        self.stir();
+        self.busy_at = Instant::now();
         self.whole = None;
     }
 

@@ -13,11 +13,11 @@ use wakeone_bpf::notices::Notices;
 use wakeone_bpf::recount::{CountIn, Recounted};
 use wakeone_kernel::proc::doing::{self, WorkerState};
 use wakeone_kernel::proc::{process, waits};
-use wakeone_kernel::socket::diag::{self, Listening, Which};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
-use wakeone_observe::Watcher;
+use wakeone_observe::{Moment, Watcher};
 
 use super::candidate::{AttachCandidate, Member, cookies, members, needed, refuse_foreign};
 use super::config::AttachConfig;
@@ -233,12 +233,20 @@ impl Attached {
         (is_due && !self.is_opening()).then_some(Due { quiet, changes })
     }
 
-    /// Follows the group: sockets that came or went, workers that ended or took over. `listening`: the sockets of after
+    /// The same for a group that is not due, where others are: as they are followed anyway, this one costs less now.
+    pub fn due_with_others(&mut self) -> Option<Due> {
+        let quiet = self.pace.was_quiet();
+        let may = !self.is_opening() && self.pace.is_due_with_others(Instant::now());
+        let changes = self.group.changes();
+        may.then_some(Due { quiet, changes })
+    }
+
+    /// Follows the group: sockets that came or went, workers that ended or took over. `moment`: one after
     /// [`Attached::due`].
     ///
     /// # Errors
     /// When the kernel does not show its sockets, or the state cannot be written.
-    pub fn follow(&mut self, due: Due, listening: &Listening) -> Result<Presence, Error> {
+    pub fn follow(&mut self, due: Due, moment: &Moment) -> Result<Presence, Error> {
         let Due { quiet, changes } = due;
         let now = Instant::now();
         let choosers_every = match quiet {
@@ -247,15 +255,16 @@ impl Attached {
         };
         if now.duration_since(self.asked) >= choosers_every {
             self.asked = now;
-            self.see_chooser(Some(listening));
+            self.see_chooser(Some(&moment.listening));
         }
         let lately = self.left.values().max();
         let workers_every = match lately {
             Some(at) if now.duration_since(*at) < SUCCESSOR_WITHIN => Duration::ZERO,
+            _ if self.unsettled => Duration::ZERO,
             _ if quiet => QUIET_WORKERS,
             _ => WORKERS_EVERY,
         };
-        let mut seen_anew = self.watcher.follow(workers_every, Some(listening))?;
+        let mut seen_anew = self.watcher.follow(workers_every, Some(moment))?;
         let mut there = cookies(&self.watcher);
         if self.group.cookies().any(|cookie| !there.contains(&cookie)) {
             // A socket whose queue is being moved does not listen for a moment. So a socket is gone only if it is
@@ -389,7 +398,7 @@ impl Attached {
     }
 
     /// Looks whether our program is still the group's.
-    fn see_chooser(&self, listening: Option<&Listening>) {
+    fn see_chooser(&self, listening: Option<&diag::Listening>) {
         let seen = capability::with(&FOR_LOADING, || self.choosers.look(listening));
         let Some(agent) = self.group.agent() else {
             return;
@@ -409,8 +418,7 @@ impl Attached {
             return;
         }
         let members = members(&self.watcher);
-        let counted =
-            agent.with_dispatcher(|d| d.counting().then(|| slots_of_workers(d, &members)));
+        let counted = agent.see_dispatcher(|d| d.counting().then(|| slots_of_workers(d, &members)));
         let Some((slots, program)) = counted.zip(self.count_in.as_ref()) else {
             self.late = None;
             return;

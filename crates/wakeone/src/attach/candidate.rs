@@ -8,7 +8,6 @@ use std::time::Duration;
 use wakeone_arming::{self as arming, Shared, Unsteerable};
 use wakeone_bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
-use wakeone_kernel::proc::process;
 use wakeone_kernel::socket::arming::Waiter;
 use wakeone_kernel::socket::diag;
 use wakeone_model::accept::Shape;
@@ -100,6 +99,14 @@ pub fn name_of(protocol: Protocol, address: Address, network: Option<&Network>) 
 /// # Errors
 /// [`Error::Unfit`] with the reason and the way out.
 pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
+    examine_watched(found, Watcher::start(found, false)?)
+}
+
+/// The same of one that has been watched for a moment.
+pub(super) fn examine_watched(
+    found: &Found,
+    mut watcher: Watcher,
+) -> Result<AttachCandidate, Error> {
     let address = found.listener.address;
     let unfit = |why: String| Error::Unfit {
         address: address.into(),
@@ -114,7 +121,6 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
             ));
         }
     }
-    let mut watcher = Watcher::start(found, false)?;
     watcher.look()?;
     if let [socket] = &found.listener.sockets[..] {
         match sharing(found, socket, watcher.pids()) {
@@ -317,19 +323,7 @@ const SEARCH_AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns every socket of the group with a process to borrow it from, and its worker.
 pub(super) fn members(watcher: &Watcher) -> Vec<Member> {
-    let held: Vec<RemoteFd> = watcher
-        .pids()
-        .iter()
-        .flat_map(|pid| {
-            let sockets = process::sockets_of(*pid).unwrap_or_default();
-            let remote = |(fd, inode)| RemoteFd {
-                pid: *pid,
-                fd,
-                inode,
-            };
-            sockets.into_iter().map(remote)
-        })
-        .collect();
+    let held: Vec<RemoteFd> = watcher.held().map(|held| (&held).into()).collect();
     let member = |socket: &Socket| {
         let mut holders = held.iter().filter(|remote| remote.inode == socket.inode);
         let pids: Vec<u32> = holders.clone().map(|remote| remote.pid).collect();

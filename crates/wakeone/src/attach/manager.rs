@@ -11,14 +11,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::{networks, process};
-use wakeone_kernel::socket::diag::Listening;
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_model::network::Network;
-use wakeone_observe::{Found, Look, Target, find_in};
+use wakeone_observe::watcher::start_all;
+use wakeone_observe::{Found, Look, Moment, Target, find_in};
 
 use super::attached::{BETWEEN_SOCKETS, Presence};
-use super::candidate::{AttachCandidate, examine};
+use super::candidate::{AttachCandidate, examine_watched};
 use super::config::AttachConfig;
 use super::elsewhere::{Elsewhere, within};
 use super::error::Error;
@@ -549,16 +549,30 @@ impl AttachManager {
         }
         // The search does not find a listener that an earlier agent left closed.
         capability::with(&FOR_LOADING, || repair_all(&self.paths));
-        for (found, config) in self.there(&mut events) {
-            let address = place_of(&found);
-            if self.groups.contains_key(&address) || self.given_up.contains(&address) {
-                continue;
+        let mut there = self.there(&mut events);
+        there.retain(|(found, _)| {
+            let address = place_of(found);
+            !self.groups.contains_key(&address) && !self.given_up.contains(&address)
+        });
+        if there.is_empty() {
+            return events;
+        }
+        let (found, configs): (Vec<Found>, Vec<AttachConfig>) = there.into_iter().unzip();
+        let watchers = match start_all(&found, false) {
+            Ok(watchers) => watchers,
+            Err(error) => {
+                self.refuse("the kernel".to_owned(), error.to_string(), &mut events);
+                return events;
             }
+        };
+        for ((found, config), watcher) in found.into_iter().zip(configs).zip(watchers) {
+            let address = place_of(&found);
             let found = match &self.elsewhere {
                 Some(elsewhere) => found.in_network(elsewhere.namespace),
                 None => found,
             };
-            let started = examine(&found).and_then(|candidate| self.start(candidate, config));
+            let candidate = examine_watched(&found, watcher);
+            let started = candidate.and_then(|candidate| self.start(candidate, config));
             match started {
                 Ok(at) => {
                     self.refused.remove(&told(address));
@@ -622,15 +636,20 @@ impl AttachManager {
             let due = attached.due();
             (at, config, attached, due)
         };
-        let groups: Vec<_> = groups.into_iter().map(due).collect();
+        let mut groups: Vec<_> = groups.into_iter().map(due).collect();
+        if groups.iter().any(|(_, _, _, due)| due.is_some()) {
+            for (_, _, attached, due) in groups.iter_mut().filter(|(.., due)| due.is_none()) {
+                *due = attached.due_with_others();
+            }
+        }
         let mut followed = groups.iter().filter(|(_, _, _, due)| due.is_some());
-        let listening = Listening::at(match (followed.next(), followed.next()) {
+        let moment = Moment::at(match (followed.next(), followed.next()) {
             (Some(((_, address), ..)), None) => address.inet().map_or(0, |at| at.port()),
             _ => 0,
         });
         for (address, config, mut attached, due) in groups {
             let name = attached.name().to_owned();
-            let presence = attached.follow(due, self.elsewhere.as_deref(), &listening);
+            let presence = attached.follow(due, self.elsewhere.as_deref(), &moment);
             let seen = attached.events().into_iter();
             events.extend(seen.map(|event| Event::Steered(name.clone(), event)));
             match presence {

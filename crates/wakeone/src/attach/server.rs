@@ -1,9 +1,9 @@
 //! A steered server of others, whichever way it is steered.
 
 use wakeone_bpf::notices::Notices;
-use wakeone_kernel::socket::diag::Listening;
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
+use wakeone_observe::Moment;
 
 use super::attached::{Attached, Due, Presence};
 use super::candidate::AttachCandidate;
@@ -96,6 +96,14 @@ impl Server {
         }
     }
 
+    /// See [`Attached::due_with_others`].
+    pub(super) fn due_with_others(&mut self) -> Option<Due> {
+        match self {
+            Self::QueueEach(attached) => attached.due_with_others(),
+            Self::OneQueue(_) => None,
+        }
+    }
+
     /// Follows its sockets and workers, if that is due. `elsewhere`: the network namespace that they are in, if that is not ours.
     ///
     /// # Errors
@@ -104,13 +112,14 @@ impl Server {
         &mut self,
         due: Option<Due>,
         elsewhere: Option<&Elsewhere>,
-        listening: &Listening,
+        moment: &Moment,
     ) -> Result<Presence, Error> {
         match self {
             Self::QueueEach(attached) => match due {
                 // One that cannot be entered has ended.
-                Some(due) => within(elsewhere, || attached.follow(due, listening))
-                    .unwrap_or(Ok(Presence::Gone)),
+                Some(due) => {
+                    within(elsewhere, || attached.follow(due, moment)).unwrap_or(Ok(Presence::Gone))
+                }
                 None => Ok(Presence::Here),
             },
             // Its thread, which was started there, looks.
