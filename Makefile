@@ -10,8 +10,17 @@ MAKEFLAGS += --no-print-directory
 # Where rustup puts cargo, for a shell that was opened before it was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-WAKEONE := target/release/wakeone
-LAB := target/release/wakeone-lab
+# Of packages and image: empty for this machine's, or arm64.
+ARCH :=
+ifeq ($(ARCH),arm64)
+BUILD := arm64
+BUILT := target/aarch64-unknown-linux-gnu/release
+else
+BUILD := build
+BUILT := target/release
+endif
+WAKEONE := $(BUILT)/wakeone
+LAB := $(BUILT)/wakeone-lab
 PAGE := target/demo.html
 # The servers from PyPI that the tests run unchanged.
 VENV := target/servers
@@ -104,12 +113,22 @@ test: test-deps ## Check format and lints, run all tests
 kernels-deps: test-deps ## Install what emulates a machine: QEMU, busybox
 	@scripts/deps build test kernels
 
-# Which of 5.10, 6.1, 6.12 and newest; all of them without it.
+# Which of 5.10, 6.1, 6.12 and newest; all of them without it. And of arm64: arm64-6.1, arm64-6.12, arm64-6.12-16k, arm64-newest.
 KERNELS :=
 
 .PHONY: kernels
 kernels: kernels-deps ## Run what depends on the kernel in Debian's kernels from 5.10 to the newest
+	@[[ " $(KERNELS)" != *" arm64-"* ]] || scripts/deps build arm64
 	@scripts/kernels $(KERNELS)
+
+.PHONY: arm64-deps
+arm64-deps: ## Install what builds and tests for arm64 on another machine: cross compiler, QEMU
+	@scripts/deps build kernels arm64
+
+# `make kernels KERNELS="arm64-6.1 arm64-newest"` runs the tests there.
+.PHONY: arm64
+arm64: arm64-deps ## Build both commands for arm64, in target/aarch64-unknown-linux-gnu/release
+	@scripts/arm64 build --release --locked --package wakeone-cli --package wakeone-lab-cli
 
 .PHONY: kernel
 kernel: ## Build the kernel of the papers, which `wakeone-lab kernel` boots: Linux 6.1 with kernel/*.patch (10 minutes, 3 GB)
@@ -149,7 +168,7 @@ INSTALL := PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" WAKEONE="$(WAKEONE)" LAB="$(L
 AS_ROOT := $(if $(DESTDIR),,scripts/as-root env )
 
 .PHONY: manual
-manual: build
+manual: $(BUILD)
 	@cargo build --release --locked --package wakeone-manual
 	@target/release/wakeone-manual $(MANUAL)
 
@@ -167,14 +186,14 @@ uninstall: ## Remove what `make install` installed; a changed agent.toml stays
 	@$(AS_ROOT) $(INSTALL) uninstall
 
 .PHONY: deb
-deb: manual ## Build Debian packages in target/deb: a command each, and their debug symbols
+deb: manual ## Build Debian packages in target/deb: a command each, and their debug symbols (ARCH=arm64: for that)
 	@scripts/deps deb
-	@scripts/deb
+	@WAKEONE="$(WAKEONE)" LAB="$(LAB)" ARCH="$(ARCH)" scripts/deb
 
 .PHONY: image
-image: build ## Build an OCI image of the command alone: target/wakeone-image.tar
+image: $(BUILD) ## Build an OCI image of the command alone: target/wakeone-image.tar (ARCH=arm64: wakeone-image-arm64.tar)
 	@scripts/deps image
-	@scripts/image
+	@WAKEONE="$(WAKEONE)" ARCH="$(ARCH)" scripts/image
 
 .PHONY: clean
 clean: ## Remove all that was built

@@ -369,13 +369,18 @@ impl Pod<'_, '_> {
         Client::start(&mut client)
     }
 
-    /// Opens connections and keeps them open.
-    fn keep(&self) -> Client {
-        let gap_ms = 4 * slowness() as usize;
-        let mut client = self.client("kept", &[KEPT, gap_ms]);
+}
+
+/// Opens connections to each of these and keeps them open. All are opened side by side: unbound closes one that is idle for two
+/// minutes, whatever its configuration.
+fn keep(pods: &[Pod<'_, '_>]) -> Vec<Client> {
+    let gap_ms = 4 * slowness() as usize;
+    let opens = |pod: &Pod<'_, '_>| pod.client("kept", &[KEPT, gap_ms]);
+    let mut clients: Vec<Client> = pods.iter().map(opens).collect();
+    for client in &mut clients {
         assert_eq!(client.line(), "open");
-        client
     }
+    clients
 }
 
 struct Client {
@@ -505,7 +510,7 @@ fn an_agent_in_a_container_steers_servers_of_five_kinds_in_theirs() {
     for pod in &pods {
         slowly(&format!("{:?} is steered", pod.kind), || agent.steers(pod));
     }
-    let mut clients: Vec<Client> = pods.iter().map(Pod::keep).collect();
+    let mut clients = keep(&pods);
     for pod in &pods {
         agent.assert_even(pod);
     }
@@ -560,7 +565,7 @@ fn twenty_containers_come_and_go_under_load_and_nothing_is_lost() {
     }
     println!("twenty pods: each steered within {slowest:?}");
     {
-        let mut kept: Vec<Client> = pods.iter().map(Pod::keep).collect();
+        let mut kept = keep(&pods);
         pods.iter().for_each(|pod| agent.assert_even(pod));
         assert!(kept.iter_mut().all(|client| client.ask() == 0));
     }

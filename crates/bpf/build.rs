@@ -135,6 +135,12 @@ fn identity(out: &Path) -> u64 {
 }
 
 fn compile(bpf: &Path, object: &str, arch: &str, out: &Path) {
+    // Debian keeps asm/types.h in the multiarch folder, and that of a machine of another kind beside its compiler.
+    let own = format!("/usr/include/{arch}-linux-gnu");
+    let headers = match Path::new(&own).exists() {
+        true => own,
+        false => format!("/usr/{arch}-linux-gnu/include"),
+    };
     // The name of this architecture in the helpers' headers.
     let target = match arch {
         "x86_64" => "x86",
@@ -151,8 +157,7 @@ fn compile(bpf: &Path, object: &str, arch: &str, out: &Path) {
             "-Wall".into(),
             "-Werror".into(),
             format!("-D__TARGET_ARCH_{target}"),
-            // Debian keeps asm/types.h in the multiarch folder.
-            format!("-I/usr/include/{arch}-linux-gnu"),
+            format!("-I{headers}"),
         ])
         .build_and_generate(out.join(format!("{object}.skel.rs")))
         .unwrap_or_else(|error| {

@@ -1,7 +1,8 @@
 """A client in the network namespace of a pod: it asks for a page, or for a name by TCP.
 
     pod_client.py kept http|dns COUNT GAP_MS    opens connections one after the other, and says `open`; for each line that it
-                                                reads it asks by each of them, and prints how many gave no answer
+                                                reads it asks by each of them, and prints how many gave no answer. If one
+                                                cannot be opened it says why
     pod_client.py new http|dns GAP_MS           asks by one new connection after the other until its input ends, and prints
                                                 how many it asked and how many gave no answer
 """
@@ -89,6 +90,9 @@ def new(ask, gap_s):
 way, ask, *numbers = sys.argv[1:]
 ask = {"http": http, "dns": dns}[ask]
 if way == "kept":
-    kept(ask, int(numbers[0]), int(numbers[1]) / 1000)
+    try:
+        kept(ask, int(numbers[0]), int(numbers[1]) / 1000)
+    except ConnectionError as error:
+        print(error, flush=True)
 else:
     new(ask, int(numbers[0]) / 1000)

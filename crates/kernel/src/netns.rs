@@ -165,8 +165,9 @@ pub fn tun(name: &str) -> io::Result<File> {
     // SAFETY: an all-zero `ifreq` is valid: a name that ends at once, and a union of integers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let room = request.ifr_name.len() - 1;
+    // Of a kind that has a sign on some architectures.
     for (to, from) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which outlives the call.
