@@ -157,9 +157,10 @@ impl Node {
         for folder in ["root", "bpf", "conf", "pods", "node"] {
             std::fs::create_dir(node.at(folder)).expect("folder");
         }
-        // The machine may have no bpffs, or one with pins of others.
+        // The machine may have no bpffs, or one with pins of others, and in its /run are others' files.
         for (words, at) in [
             (&["--bind", "/"][..], &node.root),
+            (&["-t", "tmpfs", "run"], &node.root.join("run")),
             (&["-t", "bpf", "bpf"], &node.at("bpf")),
         ] {
             let mounted = Command::new("mount").args(words).arg(at).status();
@@ -303,7 +304,7 @@ impl Drop for Node {
         let _ = self
             .podman(&["rm", "--all", "--force", "--time=0"])
             .output();
-        for at in [&self.root, &self.at("bpf")] {
+        for at in [&self.root.join("run"), &self.root, &self.at("bpf")] {
             let _ = Command::new("umount").arg(at).status();
         }
     }
@@ -368,11 +369,9 @@ impl Pod<'_, '_> {
         client.args(numbers.iter().map(ToString::to_string));
         Client::start(&mut client)
     }
-
 }
 
-/// Opens connections to each of these and keeps them open. All are opened side by side: unbound closes one that is idle for two
-/// minutes, whatever its configuration.
+/// Opens connections to each of these and keeps them open.
 fn keep(pods: &[Pod<'_, '_>]) -> Vec<Client> {
     let gap_ms = 4 * slowness() as usize;
     let opens = |pod: &Pod<'_, '_>| pod.client("kept", &[KEPT, gap_ms]);

@@ -152,7 +152,8 @@ def pair(port):
 def page_of_faults():
     """A page in memory, its address, and how to have it registered: from then on who misses it waits for us."""
     libc = ctypes.CDLL(None, use_errno=True)
-    faults = libc.syscall(323, os.O_CLOEXEC)  # userfaultfd
+    userfaultfd = {"x86_64": 323, "aarch64": 282}[os.uname().machine]
+    faults = libc.syscall(userfaultfd, os.O_CLOEXEC)
     fcntl.ioctl(faults, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))  # UFFDIO_API
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     at = ctypes.addressof(ctypes.c_char.from_buffer(page))

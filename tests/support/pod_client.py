@@ -1,8 +1,8 @@
 """A client in the network namespace of a pod: it asks for a page, or for a name by TCP.
 
     pod_client.py kept http|dns COUNT GAP_MS    opens connections one after the other, and says `open`; for each line that it
-                                                reads it asks by each of them, and prints how many gave no answer. If one
-                                                cannot be opened it says why
+                                                reads it asks by each of them, and prints how many gave no answer since the
+                                                last time. If one cannot be opened it says why
     pod_client.py new http|dns GAP_MS           asks by one new connection after the other until its input ends, and prints
                                                 how many it asked and how many gave no answer
 """
@@ -14,6 +14,8 @@ import sys
 import time
 
 AT = ("127.0.0.1", 8080)
+# After so long each connection is used, lest the server close it: unbound waits for two minutes, whatever its configuration.
+IDLE_S = 20
 GET = b"GET /?word=it HTTP/1.1\r\nHost: pod\r\n\r\n"
 NAME = b"".join(bytes([len(part)]) + part for part in [b"a", b"test", b""])
 QUERY = struct.pack("!HHHHHH", 7, 0x100, 1, 0, 0, 0) + NAME + struct.pack("!HH", 1, 1)
@@ -70,8 +72,15 @@ def kept(ask, count, gap_s):
         ask(connections[-1])
         time.sleep(gap_s)
     print("open", flush=True)
-    for _ in sys.stdin:
-        print(failures(ask, connections), flush=True)
+    failed = 0
+    while True:
+        asked = select.select([sys.stdin], [], [], IDLE_S)[0]
+        if asked and not sys.stdin.readline():
+            return
+        failed += failures(ask, connections)
+        if asked:
+            print(failed, flush=True)
+            failed = 0
 
 
 def new(ask, gap_s):

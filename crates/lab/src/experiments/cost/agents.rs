@@ -22,12 +22,10 @@ pub enum Steers {
     Run,
     /// The agent of `wakeone attach --rescue`.
     Attach,
-    /// `wakeone agent` with one target, a port.
+    /// `wakeone agent` with a target for each group, a port.
     Agent,
     /// The agent of `wakeone attach` to workers that share a queue, and its guardian.
     OneQueue,
-    /// `wakeone agent` with many targets: see [`super::many`].
-    Many,
 }
 
 /// A process that is measured, with its children.
@@ -37,6 +35,8 @@ pub struct Agent {
     pub variant: &'static str,
     /// The process.
     steers: Steers,
+    /// Its groups.
+    groups: u8,
     /// Workers of the server.
     pub workers: usize,
     /// New connections a second, in each group; `None`: nobody comes.
@@ -49,11 +49,15 @@ const fn idle(variant: &'static str, steers: Steers, most_percent: &'static str)
     Agent {
         variant,
         steers,
+        groups: 1,
         workers: 4,
         rate_per_s: None,
         most_percent,
     }
 }
+
+/// The groups of an agent that has many.
+pub const MANY: u8 = 50;
 
 /// More than 0.3 % is seen on the bill of a machine that does nothing.
 pub const ALL: [Agent; 9] = [
@@ -75,13 +79,15 @@ pub const ALL: [Agent; 9] = [
         ..idle("busy/one-queue-64", Steers::OneQueue, "0.5")
     },
     Agent {
+        groups: MANY,
         workers: 2,
-        ..idle("idle/agent-of-50", Steers::Many, "1")
+        ..idle("idle/agent-of-50", Steers::Agent, "1")
     },
     Agent {
+        groups: MANY,
         workers: 2,
         rate_per_s: Some(100),
-        ..idle("busy/agent-of-50", Steers::Many, "3")
+        ..idle("busy/agent-of-50", Steers::Agent, "3")
     },
 ];
 
@@ -99,7 +105,7 @@ impl Agent {
 
     /// Whether it has many groups: [`super::many`] measures it.
     pub fn is_of_many(self) -> bool {
-        self.steers == Steers::Many
+        self.groups == MANY
     }
 
     fn way(self) -> Way {
@@ -107,7 +113,6 @@ impl Agent {
             Steers::Run => Way::LeastConnectionsRescue,
             Steers::Attach | Steers::Agent => Way::ReuseportHash,
             Steers::OneQueue => Way::SharedEpollExclusive,
-            Steers::Many => unreachable!("it has a server of its own"),
         }
     }
 
@@ -173,7 +178,6 @@ impl Running {
             Steers::OneQueue => attach(address, &[]),
             Steers::Attach => attach(address, &["--rescue"]),
             Steers::Agent => told_by_a_file(&target(address)),
-            Steers::Many => return Ok(Self(None)),
         };
         server.map(|server| Self(Some(server)))
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use wakeone_load::{Mix, Outcome};
 
-use super::agents::{self, Agent, METRIC, SETTLE};
+use super::agents::{self, Agent, MANY, METRIC, SETTLE};
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::nginx;
@@ -16,8 +16,6 @@ use crate::process::{cpu_ns, memory_bytes, tree};
 use crate::under_test::ServerUnderTest;
 use crate::{measure, status};
 
-/// Groups.
-pub const GROUPS: u8 = 50;
 /// The metric: memory of the agent that is its own, or shared with its children.
 pub const MEMORY: &str = "memory";
 /// How long they may take to be steered.
@@ -31,7 +29,7 @@ pub fn measure(agent: Agent, seconds: f64, context: &mut Context<'_>) -> Result<
     nginx::program().map_err(Error::Missing)?;
     let mut sample = Sample::default();
     let trial = ServerUnderTest::start(
-        server(agent.workers).launch(format!("nginx with {GROUPS} addresses")),
+        server(agent.workers).launch(format!("nginx with {MANY} addresses")),
     )?;
     let all = addresses(trial.address);
     let steering = agents::told_by_a_file(&targets(&all))?;
@@ -72,13 +70,13 @@ fn address(number: u8) -> SocketAddr {
 }
 
 fn addresses(first: SocketAddr) -> Vec<SocketAddr> {
-    let others = (1..GROUPS).map(address);
+    let others = (1..MANY).map(address);
     std::iter::once(first).chain(others).collect()
 }
 
 fn server(workers: usize) -> nginx::Setup {
     let listen = |number| format!("listen {} reuseport;", address(number));
-    let others: Vec<String> = (1..GROUPS).map(listen).collect();
+    let others: Vec<String> = (1..MANY).map(listen).collect();
     nginx::Setup {
         workers,
         listen: "reuseport",
@@ -97,12 +95,12 @@ fn await_groups(context: &Context<'_>) -> Result<(), Error> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let groups = status::read()?["groups"].as_array().map_or(0, Vec::len);
-        if groups == usize::from(GROUPS) {
+        if groups == usize::from(MANY) {
             return Ok(());
         }
         if Instant::now() > deadline {
             return Err(Error::Server(format!(
-                "{groups} of {GROUPS} groups are steered"
+                "{groups} of {MANY} groups are steered"
             )));
         }
         agents::rest(Duration::from_millis(100), context)?;
