@@ -22,7 +22,7 @@ use super::candidate::{AttachCandidate, examine_watched};
 use super::config::AttachConfig;
 use super::elsewhere::{Elsewhere, within};
 use super::error::Error;
-use super::search::{Search, sockets};
+use super::search::{Search, count, sockets};
 use super::selection::{Owners, admitted, meant};
 use super::server::Server;
 use super::servers::{Servers, wish};
@@ -543,7 +543,7 @@ impl AttachManager {
         let refused = self.refused.values().any(|one| one.why.is_some());
         if !self
             .search
-            .is_due(Instant::now(), refused, || sockets(&protocols))
+            .is_due(Instant::now(), refused, count, || sockets(&protocols))
         {
             return events;
         }

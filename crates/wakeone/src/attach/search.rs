@@ -3,6 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::proc::stat;
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_kernel::socket::unix_diag;
 use wakeone_model::listener::Protocol;
@@ -15,11 +16,20 @@ const REFUSED_AGAIN: Duration = Duration::from_secs(8);
 /// How often to check whether the sockets changed; the second value if they did not change for long.
 const SOCKETS_EVERY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 
+/// Sockets are only counted once none has come or gone for so long. To list those that listen, the kernel walks its whole tables,
+/// some milliseconds for all protocols, in each network namespace.
+const CALM: Duration = Duration::from_secs(2);
+/// They are listed so often all the same: one may have come in the place of another.
+const LIST_EVERY: Duration = Duration::from_secs(8);
+
 /// When to search for servers: soon after sockets came or went, and ever more seldom while none do.
 #[derive(Debug)]
 pub(super) struct Search {
     /// A hash of the machine's listening sockets at the last look.
     sockets: u64,
+    /// How many sockets there were at the last look; `None`: nobody knows.
+    count: Option<Vec<u64>>,
+    listed: Option<Instant>,
     looked: Option<Instant>,
     searched: Option<Instant>,
     wait: Duration,
@@ -29,6 +39,8 @@ impl Search {
     pub fn new() -> Self {
         Self {
             sockets: 0,
+            count: None,
+            listed: None,
             looked: None,
             searched: None,
             wait: SEARCH_AGAIN.0,
@@ -41,14 +53,26 @@ impl Search {
         has_passed(now, self.looked, every)
     }
 
-    /// Whether to search now; `sockets` returns the hash of what listens.
-    pub fn is_due(&mut self, now: Instant, refused: bool, sockets: impl FnOnce() -> u64) -> bool {
+    /// Whether to search now; `count` counts the sockets, and `sockets` returns the hash of those that listen.
+    pub fn is_due(
+        &mut self,
+        now: Instant,
+        refused: bool,
+        count: impl FnOnce() -> Option<Vec<u64>>,
+        sockets: impl FnOnce() -> u64,
+    ) -> bool {
         if !self.may_be_due(now) {
             return false;
         }
         self.looked = Some(now);
-        let changed = std::mem::replace(&mut self.sockets, sockets()) != self.sockets;
-        if changed {
+        let count = count();
+        let is_calm = self.wait > CALM && count.is_some() && count == self.count;
+        self.count = count;
+        let lists = !is_calm || has_passed(now, self.listed, LIST_EVERY);
+        if lists {
+            self.listed = Some(now);
+        }
+        if lists && std::mem::replace(&mut self.sockets, sockets()) != self.sockets {
             self.wait = SEARCH_AGAIN.0;
         } else if !has_passed(now, self.searched, self.wait) {
             return false;
@@ -67,6 +91,19 @@ impl Search {
 
 fn has_passed(now: Instant, since: Option<Instant>, time: Duration) -> bool {
     since.is_none_or(|since| now.duration_since(since) >= time)
+}
+
+/// Counts the sockets of this thread's network namespace: some microseconds. A socket counts from bind() or listen() on.
+pub(super) fn count() -> Option<Vec<u64>> {
+    let of = |file: &str| stat::text(format!("/proc/thread-self/net/{file}")).ok();
+    let six = of("sockstat6").unwrap_or_default();
+    Some(counted(&(of("sockstat")? + &six)))
+}
+
+/// The numbers of what is in use: `sockets: used 9`, `TCP: inuse 5 orphan 0 …`. Others in the line are of the whole machine.
+fn counted(text: &str) -> Vec<u64> {
+    let number = |line: &str| line.split_whitespace().nth(2)?.parse().ok();
+    text.lines().filter_map(number).collect()
 }
 
 /// Returns a hash of the listening sockets of these protocols, which changes when one comes or goes.
@@ -95,7 +132,8 @@ mod tests {
         let mut search = Search::new();
         let start = Instant::now();
         let mut due = |ms: u64, sockets: u64| {
-            search.is_due(start + Duration::from_millis(ms), false, || sockets)
+            let at = start + Duration::from_millis(ms);
+            search.is_due(at, false, || None, || sockets)
         };
         assert!(due(0, 7), "the first time");
         assert!(!due(100, 7));
@@ -106,5 +144,34 @@ mod tests {
         // A refused server may be ready soon, with the same socket as at its start.
         assert!(due(61_250, 8));
         assert!(!due(61_500, 8));
+    }
+
+    #[test]
+    fn sockets_are_listed_seldom_while_their_number_stays() {
+        let mut search = Search::new();
+        let start = Instant::now();
+        let mut listed = 0;
+        let mut due = |ms: u64, count: u64, sockets: u64| {
+            let hash = || {
+                listed += 1;
+                sockets
+            };
+            let at = start + Duration::from_millis(ms);
+            (search.is_due(at, false, || Some(vec![count]), hash), listed)
+        };
+        assert_eq!(due(0, 5, 7), (true, 1));
+        let last = (1..200).map(|n| due(n * 250, 5, 7)).last();
+        let before = last.expect("looks").1;
+        assert!((5..20).contains(&before), "{before} in 50 s");
+        assert_eq!(due(60_000, 6, 8), (true, before + 1));
+        // One that came in another's place is seen all the same.
+        assert!((1..=200).any(|n| due(60_000 + n * 250, 6, 9).0));
+    }
+
+    #[test]
+    fn sockets_are_counted() {
+        let text = "sockets: used 9\nTCP: inuse 5 orphan 0 tw 2 alloc 7 mem 1\nUDP: inuse 1 mem 0\nrubbish\nFRAG: inuse x memory 0\n";
+        assert_eq!(counted(text), [9, 5, 1]);
+        assert!(count().expect("sockets").len() > 3);
     }
 }
