@@ -136,8 +136,8 @@ kernel: ## Build the kernel of the papers, which `wakeone-lab kernel` boots: Lin
 	@scripts/vm/papers
 
 .PHONY: soak-deps
-soak-deps: kernels-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl, Puma, nginx's Perl
-	@scripts/deps build test kernels soak
+soak-deps: kernels-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl, Puma, nginx's Perl, arm64's tools
+	@scripts/deps build test kernels soak arm64
 
 .PHONY: soak
 soak: soak-deps ## Run the long tests, some hours; once interrupted, it goes on where it was
