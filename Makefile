@@ -117,8 +117,7 @@ kernels-deps: test-deps ## Install what emulates a machine: QEMU, busybox
 KERNELS :=
 
 .PHONY: kernels
-kernels: kernels-deps ## Run what depends on the kernel in Debian's kernels from 5.10 to the newest
-	@[[ " $(KERNELS)" != *" arm64-"* ]] || scripts/deps build arm64
+kernels: kernels-deps $(if $(findstring arm64-,$(KERNELS)),arm64-deps) ## Run what depends on the kernel in Debian's kernels from 5.10 to the newest
 	@scripts/kernels $(KERNELS)
 
 .PHONY: arm64-deps

@@ -91,8 +91,8 @@ pub struct Args {
 
 /// How often to check the state of the server; a quarter as often while no connection comes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
-/// With many servers that may take one part in so many of a CPU, unless the pause were longer than this then. Changes of sockets and processes are
-/// noticed at once.
+/// With many servers that may take one part in so many of a CPU, unless the pause were longer than this then. Changes of sockets and
+/// processes are noticed at once.
 const FOLLOW_SHARE: u32 = 100;
 const LONGEST_LEISURE: Duration = Duration::from_secs(3);
 /// How often to look whether a server that ended is back.

@@ -3,8 +3,8 @@
 use wakeone_kernel::proc::sight::Sights;
 use wakeone_kernel::socket::diag::Listening;
 
-/// What many listeners have in common: the kernel's table of listening sockets, and the processes that hold several of them. All
-/// is read when it is first needed, processes after sockets.
+/// The kernel's table of listening sockets, and the processes that hold them. Each is read once for all listeners, when it is first
+/// needed: processes after sockets.
 #[derive(Debug)]
 pub struct Moment {
     /// The listening sockets.

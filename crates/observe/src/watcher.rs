@@ -669,9 +669,8 @@ impl Watcher {
     /// The kernel does not show its sockets.
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
         self.refresh(None)?;
-        let last = self.snapshots.back();
         let active = |pid: u32| {
-            let process = last.and_then(|s| s.processes.iter().find(|p| p.pid == pid));
+            let process = self.last().iter().find(|p| p.pid == pid);
             process.map_or(0, |p| p.connections)
         };
         let worker = |pid: &u32| {

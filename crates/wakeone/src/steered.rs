@@ -117,9 +117,8 @@ pub struct SteeredGroup {
     orphans: OrphanLog,
     /// By the socket's cookie.
     places: BTreeMap<u64, SocketPlace>,
-    /// Sockets that come are not chosen yet, and whether one came: see [`SteeredGroup::hold_back`].
+    /// New sockets are not chosen yet: see [`SteeredGroup::hold_back`].
     holds_back: bool,
-    held_back: bool,
 }
 
 impl SteeredGroup {
@@ -141,7 +140,6 @@ impl SteeredGroup {
             orphans: OrphanLog::default(),
             places: BTreeMap::new(),
             holds_back: false,
-            held_back: false,
         }
     }
 
@@ -240,7 +238,6 @@ impl SteeredGroup {
                 Some(_) => {}
                 None => {
                     let publish = !self.holds_back;
-                    self.held_back |= !publish;
                     slot = Some(agent.with_dispatcher(|d| {
                         let joined = d.join(cookie, remote);
                         if publish || joined.is_err() {
@@ -274,9 +271,7 @@ impl SteeredGroup {
     /// Has the sockets that were held back chosen.
     pub fn let_in(&mut self) {
         self.holds_back = false;
-        if std::mem::take(&mut self.held_back)
-            && let Some(agent) = &self.agent
-        {
+        if let Some(agent) = &self.agent {
             agent.with_table(Table::publish);
         }
     }

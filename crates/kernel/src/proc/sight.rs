@@ -1,4 +1,4 @@
-//! Processes at one moment: what they have open, and what their threads wait in.
+//! Reads what processes have open and what their threads wait in, at one moment.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -19,7 +19,7 @@ pub struct Sight {
     open: Descriptors,
     polls: Vec<Polled>,
     is_stopped: bool,
-    /// What /proc tells of each thread's system call.
+    /// A line of /proc/PID/task/TID/syscall for each thread.
     calls: Vec<(u32, io::Result<String>)>,
 }
 

@@ -135,7 +135,7 @@ fn watched(pid: u32, epoll: i32, mut take: impl FnMut(u64, u32)) -> io::Result<(
     })
 }
 
-/// What an epoll instance of a process waits for.
+/// Returns the files that an epoll instance of a process waits for.
 ///
 /// # Errors
 /// The process cannot be seen.
