@@ -406,17 +406,21 @@ pub fn follow(
     between: &mut dyn FnMut(&mut Everywhere) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
-    let mut leisure = Duration::ZERO;
+    let mut due = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        let time = match groups.is_quiet() {
-            true => 4 * FOLLOW_EVERY,
-            false => FOLLOW_EVERY,
-        };
-        groups.wait(groups.pause(time.max(leisure)));
+        let rest = due.saturating_duration_since(Instant::now());
+        let noticed = groups.wait(rest.min(RETURN_EVERY.saturating_sub(looked.elapsed())));
         between(groups)?;
         let begun = Instant::now();
-        groups.follow().iter().for_each(crate::log::event);
-        leisure = (begun.elapsed() * FOLLOW_SHARE).min(LONGEST_LEISURE);
+        if noticed || begun >= due {
+            groups.follow().iter().for_each(crate::log::event);
+            let leisure = (begun.elapsed() * FOLLOW_SHARE).min(LONGEST_LEISURE);
+            let time = match groups.is_quiet() {
+                true => 4 * FOLLOW_EVERY,
+                false => FOLLOW_EVERY,
+            };
+            due = Instant::now() + groups.pause(time.max(leisure));
+        }
         if looked.elapsed() >= RETURN_EVERY {
             groups.attach().iter().for_each(crate::log::event);
             looked = Instant::now();

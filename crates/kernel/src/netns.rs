@@ -1,5 +1,6 @@
 //! Network namespaces: one for a test, whose ports are its own, and those of others to look into.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -128,11 +129,31 @@ impl Kept {
     }
 }
 
+/// Runs something in the network namespace that this thread left for [`within`] or [`Kept::visit`], or where it is if it left none.
+/// What it makes there is not seen in the other one.
+///
+/// # Errors
+/// That of setns(2).
+///
+/// # Panics
+/// If this thread cannot return.
+pub fn at_home<T>(run: impl FnOnce() -> T) -> io::Result<T> {
+    let home = LEFT.with_borrow(|left| left.first().map(File::try_clone).transpose())?;
+    let _back = home.map(|home| travel(&home)).transpose()?;
+    Ok(run())
+}
+
+thread_local! {
+    /// The namespaces that this thread is to return to, its own first.
+    static LEFT: RefCell<Vec<File>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Moves this thread. It returns when the result is dropped.
-fn travel(there: &File) -> io::Result<Home> {
-    let home = File::open("/proc/thread-self/ns/net")?;
+fn travel(there: &File) -> io::Result<Return> {
+    let here = File::open("/proc/thread-self/ns/net")?;
     go_to(there)?;
-    Ok(Home(home))
+    LEFT.with_borrow_mut(|left| left.push(here));
+    Ok(Return)
 }
 
 /// Moves this thread. The capability may be one that it has in reserve.
@@ -141,12 +162,15 @@ fn go_to(namespace: &File) -> io::Result<()> {
     Ok(capability::with(&[Capability::CAP_SYS_ADMIN], enter)?)
 }
 
-/// Returns to a network namespace when dropped.
-struct Home(File);
+/// Returns to the network namespace that was left last when dropped.
+struct Return;
 
-impl Drop for Home {
+impl Drop for Return {
     fn drop(&mut self) {
-        if let Err(error) = go_to(&self.0) {
+        let Some(here) = LEFT.with_borrow_mut(Vec::pop) else {
+            return;
+        };
+        if let Err(error) = go_to(&here) {
             panic!("cannot return to the own network namespace: {error}");
         }
     }
@@ -246,8 +270,15 @@ mod tests {
         io::Read::read_exact(&mut told, &mut line).expect("it is there");
         let there = of(other.id()).expect("of");
         assert_ne!(there, home);
-        let seen = within(there, &[own_pid, other.id()], || own().expect("own"));
-        assert_eq!(seen.expect("entered"), there);
+        let both = || {
+            (
+                own().expect("own"),
+                at_home(own).expect("at home").expect("own"),
+            )
+        };
+        let seen = within(there, &[own_pid, other.id()], both);
+        assert_eq!(seen.expect("entered"), (there, home));
+        assert_eq!(both(), (home, home));
         assert_eq!(own().expect("own"), home);
         let kept = within(there, &[other.id()], Kept::own).expect("entered");
         let wrong = within(there, &[own_pid], || ()).expect_err("not in it");

@@ -72,18 +72,28 @@ pub struct Look {
 }
 
 impl Look {
-    /// Asks for the sockets, and then reads /proc: some milliseconds.
+    /// Asks for the sockets, and then reads /proc: some milliseconds. Where all sockets are held by `inhabitants`, processes of
+    /// this network namespace, it reads these only.
     ///
     /// A server that starts goes on opening sockets. The process that opened one of these has its descriptor by the time that we
     /// read those.
     ///
     /// # Errors
     /// The sock_diag query fails.
-    pub fn take() -> Result<Self, Error> {
+    pub fn take(inhabitants: &[u32]) -> Result<Self, Error> {
+        let inet = listeners()?;
+        let unix = unix_diag::listening();
+        let bound = unix.iter().flatten().map(|one| &one.socket);
+        let sockets = inet.iter().flat_map(|one| &one.sockets).chain(bound);
+        let inodes: HashSet<u64> = sockets.map(|socket| socket.inode).collect();
+        let mut processes = Processes::of(inhabitants.iter().copied());
+        if inhabitants.is_empty() || !processes.hold(&inodes) {
+            processes = Processes::read();
+        }
         Ok(Self {
-            inet: listeners()?,
-            unix: unix_diag::listening(),
-            processes: Processes::read(),
+            inet,
+            unix,
+            processes,
         })
     }
 
@@ -204,7 +214,7 @@ fn listeners_for(look: &Look, target: &Target) -> Result<Vec<Listener>, Error> {
 /// # Errors
 /// [`Error::NotFound`], with advice, if there is none, or if a number means two servers.
 pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
-    find_in(&Look::take()?, target)
+    find_in(&Look::take(&[])?, target)
 }
 
 /// The same by a look that serves for several targets.

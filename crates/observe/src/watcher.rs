@@ -108,6 +108,8 @@ pub struct Watcher {
     sights: u64,
     /// Only the workers of each socket are of interest, not the open connections.
     follows: bool,
+    /// This process held none of the sockets at first. What it holds later it has borrowed.
+    borrows: bool,
     /// The processes that were there at the last search for holders.
     searched: HashSet<u32>,
     /// The sockets that some thread was seen to wait for by poll or select.
@@ -204,6 +206,7 @@ impl Watcher {
             stale: false,
             sights: 0,
             follows: false,
+            borrows: !found.pids.contains(&std::process::id()),
             searched: HashSet::new(),
             polled: HashSet::new(),
             listener: found.listener.clone(),
@@ -446,6 +449,9 @@ impl Watcher {
             found = Processes::of(there.iter().copied());
         }
         self.searched = there;
+        if self.borrows {
+            found.held.retain(|held| held.pid != std::process::id());
+        }
         self.pids = found.around(inodes);
     }
 

@@ -8,12 +8,14 @@ use rustix::fs::{CWD, Dir, Mode, OFlags, openat};
 
 use crate::netns;
 use crate::proc::process;
-use crate::proc::stat::Stat;
+use crate::proc::stat::{self, Stat};
 
 /// A process that is so old stays where it is, as good as always: engines enter the namespace and execute the server at once.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Those that enter another one later are found again so often.
 const ALL_AGAIN: Duration = Duration::from_secs(10);
+/// While no process was started, those that ended are noticed so often.
+const ENDED_AGAIN: Duration = Duration::from_secs(1);
 
 /// Which processes are in which network namespace. A look costs little where few processes come and go.
 #[derive(Debug)]
@@ -21,6 +23,10 @@ pub struct Networks {
     own: u64,
     known: HashMap<u32, Known>,
     all: Instant,
+    /// The last process that was started before the last look; `None`: it cannot be told, or one may move yet.
+    last: Option<u32>,
+    looked: Instant,
+    seen: BTreeMap<u64, Vec<u32>>,
 }
 
 /// A process at the last look.
@@ -43,16 +49,24 @@ impl Networks {
             own: netns::own()?,
             known: HashMap::new(),
             all: Instant::now(),
+            last: None,
+            looked: Instant::now(),
+            seen: BTreeMap::new(),
         })
     }
 
-    /// Returns the namespaces other than our own that processes are in, and those. Our own helpers do not count: they are where
+    /// Returns the namespaces other than our own that processes are in, and those, in order. Our own helpers do not count: they are where
     /// the thread was that started them.
     ///
     /// # Errors
     /// /proc cannot be read.
     pub fn look(&mut self) -> io::Result<BTreeMap<u64, Vec<u32>>> {
         let now = Instant::now();
+        let last = last_started();
+        if last.is_some() && last == self.last && now.duration_since(self.looked) < ENDED_AGAIN {
+            return Ok(self.seen.clone());
+        }
+        self.looked = now;
         let again = now.duration_since(self.all) >= ALL_AGAIN;
         if again {
             self.all = now;
@@ -80,6 +94,11 @@ impl Networks {
                 networks.entry(network).or_default().push(*pid);
             }
         }
+        networks.values_mut().for_each(|pids| pids.sort_unstable());
+        let mut times = self.known.values().map(|one| one.since);
+        let settled = times.all(|since| now.duration_since(since) >= SETTLED);
+        self.last = last.filter(|_| settled);
+        self.seen.clone_from(&networks);
         Ok(networks)
     }
 
@@ -99,6 +118,12 @@ pub fn is_inhabited(namespace: u64) -> bool {
 fn is_ours(pid: u32) -> bool {
     let own = std::process::id();
     pid == own || Stat::of(pid).is_ok_and(|stat| stat.parent == own)
+}
+
+/// The number that was given to a process or thread last (`loadavg_proc_show` in fs/proc/loadavg.c).
+fn last_started() -> Option<u32> {
+    let text = stat::text("/proc/loadavg").ok()?;
+    text.split_whitespace().last()?.parse().ok()
 }
 
 /// The processes, each with the inode of its folder.

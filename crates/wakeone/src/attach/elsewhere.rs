@@ -13,6 +13,11 @@ pub struct Elsewhere {
     pub pids: Vec<u32>,
 }
 
+/// The processes of another network namespace than this thread's; empty: it is this thread's, or nobody knows.
+pub fn inhabitants(elsewhere: Option<&Elsewhere>) -> &[u32] {
+    elsewhere.map_or(&[], |there| &there.pids)
+}
+
 /// Does something there, or here.
 ///
 /// # Errors

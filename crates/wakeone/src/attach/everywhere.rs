@@ -77,7 +77,7 @@ impl Everywhere {
         self.look(&mut events);
         for other in self.others.values_mut() {
             if other.may_attach()
-                && let Ok(more) = other.within(AttachManager::attach)
+                && let Ok(more) = other.within(AttachManager::attach_here)
             {
                 events.extend(more);
             }

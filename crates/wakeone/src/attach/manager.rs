@@ -20,7 +20,7 @@ use wakeone_observe::{Found, Look, Moment, Target, find_in};
 use super::attached::{BETWEEN_SOCKETS, Presence};
 use super::candidate::{AttachCandidate, examine_watched};
 use super::config::AttachConfig;
-use super::elsewhere::{Elsewhere, within};
+use super::elsewhere::{Elsewhere, inhabitants, within};
 use super::error::Error;
 use super::search::{Search, count, sockets};
 use super::selection::{Owners, admitted, meant};
@@ -395,7 +395,7 @@ impl AttachManager {
             return there;
         }
         // One look at the machine for all targets.
-        let look = match Look::take() {
+        let look = match Look::take(inhabitants(self.elsewhere.as_deref())) {
             Ok(look) => look,
             Err(error) => {
                 self.refuse("the kernel".to_owned(), error.to_string(), events);
@@ -525,30 +525,44 @@ impl AttachManager {
     }
 
     /// Whether a server may be missing, and it is time to look what listens.
-    pub(super) fn may_attach(&self) -> bool {
+    pub(super) fn may_attach(&mut self) -> bool {
         let (groups, wanted) = (&self.groups, &self.wanted);
         let is_complete =
             groups.len() >= wanted.len() && wanted.iter().all(|w| self.has(&w.target));
-        !is_complete && self.search.may_be_due(Instant::now())
+        if is_complete {
+            return false;
+        }
+        let elsewhere = self.elsewhere.clone();
+        let inhabitants = inhabitants(elsewhere.as_deref());
+        // Its sockets can be counted without entering it.
+        let count = || count(inhabitants.first().copied());
+        self.search.may_be_due(Instant::now(), inhabitants, count)
     }
 
     /// Attaches to wanted servers that are not yet steered. Call it a few times a second: it searches processes only
     /// after sockets came or went, and once in a while.
     pub fn attach(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
-        if !self.may_attach() {
-            return events;
+        match self.may_attach() {
+            true => self.attach_here(),
+            false => Vec::new(),
         }
+    }
+
+    /// The same after [`AttachManager::may_attach`] said so, in its network namespace.
+    pub(super) fn attach_here(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
         let protocols = self.protocols();
         let refused = self.refused.values().any(|one| one.why.is_some());
         if !self
             .search
-            .is_due(Instant::now(), refused, count, || sockets(&protocols))
+            .is_due(Instant::now(), refused, || sockets(&protocols))
         {
             return events;
         }
-        // The search does not find a listener that an earlier agent left closed.
-        capability::with(&FOR_LOADING, || repair_all(&self.paths));
+        if inhabitants(self.elsewhere.as_deref()).is_empty() {
+            // The search does not find a listener that an earlier agent left closed, in whatever network namespace.
+            capability::with(&FOR_LOADING, || repair_all(&self.paths));
+        }
         let mut there = self.there(&mut events);
         there.retain(|(found, _)| {
             let address = place_of(found);

@@ -19,8 +19,9 @@ const SOCKETS_EVERY: (Duration, Duration) = (Duration::from_millis(250), Duratio
 /// Sockets are only counted once none has come or gone for so long. To list those that listen, the kernel walks its whole tables,
 /// some milliseconds for all protocols, in each network namespace.
 const CALM: Duration = Duration::from_secs(2);
-/// They are listed so often all the same: one may have come in the place of another.
-const LIST_EVERY: Duration = Duration::from_secs(8);
+/// They are listed so often all the same: one may have come in the place of another. The second value where it is known which
+/// processes are there, and none of them came or went.
+const LIST_EVERY: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(60));
 
 /// When to search for servers: soon after sockets came or went, and ever more seldom while none do.
 #[derive(Debug)]
@@ -29,7 +30,11 @@ pub(super) struct Search {
     sockets: u64,
     /// How many sockets there were at the last look; `None`: nobody knows.
     count: Option<Vec<u64>>,
+    /// The processes that were in the network namespace, if that is known.
+    inhabitants: Vec<u32>,
     listed: Option<Instant>,
+    /// Whether they are to be listed at this look.
+    lists: bool,
     looked: Option<Instant>,
     searched: Option<Instant>,
     wait: Duration,
@@ -40,39 +45,47 @@ impl Search {
         Self {
             sockets: 0,
             count: None,
+            inhabitants: Vec::new(),
             listed: None,
+            lists: true,
             looked: None,
             searched: None,
             wait: SEARCH_AGAIN.0,
         }
     }
 
-    /// Whether it is time to see what listens.
-    pub fn may_be_due(&self, now: Instant) -> bool {
-        let every = self.wait.clamp(SOCKETS_EVERY.0, SOCKETS_EVERY.1);
-        has_passed(now, self.looked, every)
-    }
-
-    /// Whether to search now; `count` counts the sockets, and `sockets` returns the hash of those that listen.
-    pub fn is_due(
+    /// Whether it is time to see what listens, and that may differ from the last time: `count` counts the sockets, and `inhabitants`
+    /// are the processes in the network namespace, if that is known.
+    pub fn may_be_due(
         &mut self,
         now: Instant,
-        refused: bool,
+        inhabitants: &[u32],
         count: impl FnOnce() -> Option<Vec<u64>>,
-        sockets: impl FnOnce() -> u64,
     ) -> bool {
-        if !self.may_be_due(now) {
+        let every = self.wait.clamp(SOCKETS_EVERY.0, SOCKETS_EVERY.1);
+        if !has_passed(now, self.looked, every) {
             return false;
         }
         self.looked = Some(now);
         let count = count();
-        let is_calm = self.wait > CALM && count.is_some() && count == self.count;
+        let is_same = count.is_some() && count == self.count && inhabitants == self.inhabitants;
+        let is_calm = self.wait > CALM && is_same;
         self.count = count;
-        let lists = !is_calm || has_passed(now, self.listed, LIST_EVERY);
-        if lists {
+        self.inhabitants = inhabitants.to_vec();
+        let every = match inhabitants {
+            [] => LIST_EVERY.0,
+            _ => LIST_EVERY.1,
+        };
+        self.lists = !is_calm || has_passed(now, self.listed, every);
+        self.lists || has_passed(now, self.searched, self.wait)
+    }
+
+    /// Whether to search now, after [`Search::may_be_due`] said so; `sockets` returns the hash of the sockets that listen.
+    pub fn is_due(&mut self, now: Instant, refused: bool, sockets: impl FnOnce() -> u64) -> bool {
+        if self.lists {
             self.listed = Some(now);
         }
-        if lists && std::mem::replace(&mut self.sockets, sockets()) != self.sockets {
+        if self.lists && std::mem::replace(&mut self.sockets, sockets()) != self.sockets {
             self.wait = SEARCH_AGAIN.0;
         } else if !has_passed(now, self.searched, self.wait) {
             return false;
@@ -93,9 +106,11 @@ fn has_passed(now: Instant, since: Option<Instant>, time: Duration) -> bool {
     since.is_none_or(|since| now.duration_since(since) >= time)
 }
 
-/// Counts the sockets of this thread's network namespace: some microseconds. A socket counts from bind() or listen() on.
-pub(super) fn count() -> Option<Vec<u64>> {
-    let of = |file: &str| stat::text(format!("/proc/thread-self/net/{file}")).ok();
+/// Counts the sockets of the network namespace that a process is in, or this thread: some microseconds. A socket counts from
+/// bind() or listen() on.
+pub(super) fn count(pid: Option<u32>) -> Option<Vec<u64>> {
+    let who = pid.map_or("thread-self".to_owned(), |pid| pid.to_string());
+    let of = |file: &str| stat::text(format!("/proc/{who}/net/{file}")).ok();
     let six = of("sockstat6").unwrap_or_default();
     Some(counted(&(of("sockstat")? + &six)))
 }
@@ -133,7 +148,7 @@ mod tests {
         let start = Instant::now();
         let mut due = |ms: u64, sockets: u64| {
             let at = start + Duration::from_millis(ms);
-            search.is_due(at, false, || None, || sockets)
+            search.may_be_due(at, &[], || None) && search.is_due(at, false, || sockets)
         };
         assert!(due(0, 7), "the first time");
         assert!(!due(100, 7));
@@ -151,27 +166,35 @@ mod tests {
         let mut search = Search::new();
         let start = Instant::now();
         let mut listed = 0;
-        let mut due = |ms: u64, count: u64, sockets: u64| {
+        let mut due = |ms: u64, inhabitants: &[u32], count: u64, sockets: u64| {
             let hash = || {
                 listed += 1;
                 sockets
             };
             let at = start + Duration::from_millis(ms);
-            (search.is_due(at, false, || Some(vec![count]), hash), listed)
+            let due = search.may_be_due(at, inhabitants, || Some(vec![count]))
+                && search.is_due(at, false, hash);
+            (due, listed)
         };
-        assert_eq!(due(0, 5, 7), (true, 1));
-        let last = (1..200).map(|n| due(n * 250, 5, 7)).last();
+        assert_eq!(due(0, &[], 5, 7), (true, 1));
+        let last = (1..200).map(|n| due(n * 250, &[], 5, 7)).last();
         let before = last.expect("looks").1;
         assert!((5..20).contains(&before), "{before} in 50 s");
-        assert_eq!(due(60_000, 6, 8), (true, before + 1));
+        assert_eq!(due(60_000, &[], 6, 8), (true, before + 1));
         // One that came in another's place is seen all the same.
-        assert!((1..=200).any(|n| due(60_000 + n * 250, 6, 9).0));
+        assert!((1..=200).any(|n| due(60_000 + n * 250, &[], 6, 9).0));
+        // More seldom where it is known that no process came or went.
+        let last = (1..200).map(|n| due(120_000 + n * 250, &[3], 6, 9)).last();
+        let before = last.expect("looks").1;
+        assert_eq!(due(175_000, &[3], 6, 9).1, before);
+        assert_eq!(due(176_000, &[3, 4], 6, 10), (true, before + 1));
     }
 
     #[test]
     fn sockets_are_counted() {
         let text = "sockets: used 9\nTCP: inuse 5 orphan 0 tw 2 alloc 7 mem 1\nUDP: inuse 1 mem 0\nrubbish\nFRAG: inuse x memory 0\n";
         assert_eq!(counted(text), [9, 5, 1]);
-        assert!(count().expect("sockets").len() > 3);
+        assert!(count(Some(std::process::id())).expect("sockets").len() > 3);
+        assert!(count(None).expect("sockets").len() > 3);
     }
 }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use wakeone_control::paths::Paths;
 use wakeone_control::state::SOCKET;
+use wakeone_kernel::netns;
 
 /// The longest request.
 pub const MOST_BYTES: usize = 4 << 10;
@@ -112,7 +113,8 @@ pub fn bind(paths: &Paths, group: &str) -> io::Result<Socket> {
         _ => {}
     }
     let (_folder, short) = short(&path)?;
-    let listener = UnixListener::bind(short)?;
+    // A container's `ss` does not show it then.
+    let listener = netns::at_home(|| UnixListener::bind(short))??;
     // Nobody else could connect meanwhile: the folder is private.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
