@@ -129,10 +129,13 @@ arm64-deps: ## Install what builds and tests for arm64 on another machine: cross
 arm64: arm64-deps ## Build both commands for arm64, in target/aarch64-unknown-linux-gnu/release
 	@scripts/arm64 build --release --locked --package wakeone-cli --package wakeone-lab-cli
 
+# Or arm64-6.12-64k: Linux 6.12 for arm64 with pages of 64 KiB.
+KERNEL := papers
+
 .PHONY: kernel
-kernel: ## Build the kernel of the papers, which `wakeone-lab kernel` boots: Linux 6.1 with kernel/*.patch (10 minutes, 3 GB)
+kernel: $(if $(findstring arm64-,$(KERNEL)),arm64-deps) ## Build the kernel of the papers, which `wakeone-lab kernel` boots: Linux 6.1 with kernel/*.patch (10 minutes, 3 GB)
 	@scripts/deps build kernels kernel
-	@scripts/vm/papers
+	@scripts/vm/build $(KERNEL)
 
 .PHONY: soak-deps
 soak-deps: kernels-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl, Puma, nginx's Perl, arm64's tools
