@@ -130,7 +130,7 @@ impl Kept {
 }
 
 /// Runs something in the network namespace that this thread left for [`within`] or [`Kept::visit`], or where it is if it left none.
-/// What it makes there is not seen in the other one.
+/// What is made there is not seen in the other one.
 ///
 /// # Errors
 /// That of setns(2).

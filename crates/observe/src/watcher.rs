@@ -108,7 +108,7 @@ pub struct Watcher {
     sights: u64,
     /// Only the workers of each socket are of interest, not the open connections.
     follows: bool,
-    /// This process held none of the sockets at first. What it holds later it has borrowed.
+    /// This process held none of the sockets at first. Those of later are borrowed.
     borrows: bool,
     /// The processes that were there at the last search for holders.
     searched: HashSet<u32>,
