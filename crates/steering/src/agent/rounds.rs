@@ -18,8 +18,8 @@ use super::rest::{ListenerSet, Waker};
 use super::state::{Core, Look};
 
 /// Looks at calm groups may take one part in so many of a CPU, all together, unless the pause were longer than this then.
-const CALM_SHARE: u32 = 64;
-const LONGEST_CALM: Duration = Duration::from_millis(30);
+const CALM_SHARE: u32 = 100;
+const LONGEST_CALM: Duration = Duration::from_millis(50);
 /// Groups that are not calm rest for this many times as long as the last looks at them took, but no longer than that. So looks of up
 /// to 6 ms take a fifth of a CPU at most. With many workers that all have queues a look is long.
 const LEISURE: u32 = 4;
@@ -232,8 +232,7 @@ impl Shared {
         for seated in seats.iter_mut() {
             let called = seated.calls.look.swap(false, AcqRel);
             let came = seated.calls.came.swap(false, AcqRel);
-            let now = Instant::now();
-            if !called && !came && !seated.is_due(now, turns) {
+            if !called && !came && !seated.is_due(begun, turns) {
                 continue;
             }
             let core = Arc::clone(&seated.core);
@@ -241,7 +240,7 @@ impl Shared {
                 Ok(core) => core,
                 Err(TryLockError::Poisoned(core)) => core.into_inner(),
                 Err(TryLockError::WouldBlock) => {
-                    seated.put_off(now, called, came);
+                    seated.put_off(begun, called, came);
                     continue;
                 }
             };

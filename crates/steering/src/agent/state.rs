@@ -37,7 +37,7 @@ const SETTLED_AFTER: Duration = Duration::from_millis(500);
 const WHOLE_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// How often to read the limits of queues where nothing waits: a server seldom calls listen() anew with another backlog. For sockets
 /// of another process each read is four system calls and two switches to the helper that borrows them.
-const LIMITS_EVERY: Duration = Duration::from_secs(5);
+const LIMITS_EVERY: Duration = Duration::from_secs(10);
 /// How often the longest recent handshake is lowered.
 const DECAY_EVERY_NS: u64 = 1_000_000_000;
 /// Events kept for a supervisor that does not ask.

@@ -536,7 +536,9 @@ impl AttachManager {
         let inhabitants = inhabitants(elsewhere.as_deref());
         // Its sockets can be counted without entering it.
         let count = || count(inhabitants.first().copied());
-        self.search.may_be_due(Instant::now(), inhabitants, count)
+        let steered = !self.groups.is_empty();
+        let now = Instant::now();
+        self.search.may_be_due(now, inhabitants, steered, count)
     }
 
     /// Attaches to wanted servers that are not yet steered. Call it a few times a second: it searches processes only

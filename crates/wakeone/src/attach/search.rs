@@ -55,11 +55,12 @@ impl Search {
     }
 
     /// Whether it is time to see what listens, and that may differ from the last time: `count` counts the sockets, and `inhabitants`
-    /// are the processes in the network namespace, if that is known.
+    /// are the processes in the network namespace, if that is known. `steered`: some server there is steered already.
     pub fn may_be_due(
         &mut self,
         now: Instant,
         inhabitants: &[u32],
+        steered: bool,
         count: impl FnOnce() -> Option<Vec<u64>>,
     ) -> bool {
         let every = self.wait.clamp(SOCKETS_EVERY.0, SOCKETS_EVERY.1);
@@ -68,15 +69,19 @@ impl Search {
         }
         self.looked = Some(now);
         let count = count();
-        let is_same = count.is_some() && count == self.count && inhabitants == self.inhabitants;
-        let is_calm = self.wait > CALM && is_same;
+        let stay = inhabitants == self.inhabitants;
+        let is_same = stay && count.is_some() && count == self.count;
+        let every = match inhabitants {
+            _ if self.wait <= CALM => Duration::ZERO,
+            [] if is_same => LIST_EVERY.0,
+            [_, ..] if is_same => LIST_EVERY.1,
+            // Its server's connections come and go.
+            [_, ..] if stay && steered => LIST_EVERY.0,
+            _ => Duration::ZERO,
+        };
         self.count = count;
         self.inhabitants = inhabitants.to_vec();
-        let every = match inhabitants {
-            [] => LIST_EVERY.0,
-            _ => LIST_EVERY.1,
-        };
-        self.lists = !is_calm || has_passed(now, self.listed, every);
+        self.lists = has_passed(now, self.listed, every);
         self.lists || has_passed(now, self.searched, self.wait)
     }
 
@@ -148,7 +153,7 @@ mod tests {
         let start = Instant::now();
         let mut due = |ms: u64, sockets: u64| {
             let at = start + Duration::from_millis(ms);
-            search.may_be_due(at, &[], || None) && search.is_due(at, false, || sockets)
+            search.may_be_due(at, &[], false, || None) && search.is_due(at, false, || sockets)
         };
         assert!(due(0, 7), "the first time");
         assert!(!due(100, 7));
@@ -172,7 +177,7 @@ mod tests {
                 sockets
             };
             let at = start + Duration::from_millis(ms);
-            let due = search.may_be_due(at, inhabitants, || Some(vec![count]))
+            let due = search.may_be_due(at, inhabitants, true, || Some(vec![count]))
                 && search.is_due(at, false, hash);
             (due, listed)
         };
@@ -188,6 +193,12 @@ mod tests {
         let before = last.expect("looks").1;
         assert_eq!(due(175_000, &[3], 6, 9).1, before);
         assert_eq!(due(176_000, &[3, 4], 6, 10), (true, before + 1));
+        // There, connections of the server are no reason.
+        let last = (1..100)
+            .map(|n| due(180_000 + n * 250, &[3, 4], n, 10))
+            .last();
+        let of_load = last.expect("looks").1 - before - 1;
+        assert!((2..8).contains(&of_load), "{of_load} in 25 s");
     }
 
     #[test]
