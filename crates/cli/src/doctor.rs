@@ -16,6 +16,7 @@ use wakeone_control::reserved::set_apart;
 use wakeone_control::status::Group;
 use wakeone_kernel::netns;
 use wakeone_kernel::proc::process::has_own_proc;
+use wakeone_kernel::proc::waits::Processes;
 use wakeone_model::layout::{Style, wrap};
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
@@ -134,6 +135,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let watches = watches.context("doctor")?;
     // If we may not read the state of root's groups, the report treats the steering as unknown.
     let groups = steering::groups(&paths);
+    let mut processes = None;
     let judged: Vec<Judged> = watches
         .into_iter()
         .map(|mut watch| {
@@ -141,7 +143,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             watch.steered = group.map(|_| true);
             watch.affinity = group.and_then(|group| Some(group.affinity?.to_string()));
             watch.heavy_flows = group.and_then(|group| group.heavy_flows).unwrap_or(0);
-            let orphans = group.map_or_else(Vec::new, |group| group.find_orphans(&paths));
+            let orphans = group.map_or_else(Vec::new, |group| {
+                let all = processes.get_or_insert_with(Processes::read);
+                group.find_orphans(&paths, all)
+            });
             watch.orphans = orphans.iter().map(|orphan| orphan.pid).collect();
             watch.view.missing.extend(verdict::notes(&watch));
             Judged {

@@ -7,6 +7,7 @@ use anyhow::Context;
 use wakeone_control::named;
 use wakeone_control::policy::Affinity;
 use wakeone_control::status::{Group, Slot};
+use wakeone_kernel::proc::waits::Processes;
 use wakeone_model::layout::{
     self, Cell, Column, Style, Tone, connections, count, number, pack, paint, words, wrap,
 };
@@ -40,8 +41,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(group) = &args.group {
         status.groups = named::groups(&paths, group).context("status")?;
     }
+    // It reads all of /proc, so once for all groups.
+    let processes = match &*status.groups {
+        [] => Processes::default(),
+        _ => Processes::read(),
+    };
     for group in &mut status.groups {
-        group.orphans = group.find_orphans(&paths);
+        group.orphans = group.find_orphans(&paths, &processes);
     }
     if args.json {
         print_json(&status)?;

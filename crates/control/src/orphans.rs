@@ -30,15 +30,14 @@ impl Orphan {
     }
 }
 
-/// Finds those of a group. This reads all of /proc.
-pub fn find(state: &State) -> Vec<Orphan> {
+/// Finds those of a group among all processes.
+pub fn find(state: &State, processes: &Processes) -> Vec<Orphan> {
     let slots: BTreeMap<u64, usize> = state
         .slots
         .iter()
         .enumerate()
         .flat_map(|(slot, record)| record.inodes.iter().map(move |inode| (*inode, slot)))
         .collect();
-    let processes = Processes::read();
     let holders: HashSet<u32> = processes
         .held
         .iter()
@@ -114,7 +113,7 @@ impl OrphanLog {
         let Some(state) = state() else {
             return;
         };
-        let found = find(&state);
+        let found = find(&state, &Processes::read());
         for orphan in &found {
             if !self.told.contains(orphan) {
                 tracing::warn!(

@@ -11,6 +11,7 @@ use wakeone_bpf::table::{
     self, CLOSING, DATAGRAMS, EXITS, ONE_QUEUE, REPLACED, SHARED, Table, flag,
 };
 use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::schedule;
 use wakeone_model::listener::Protocol;
 use wakeone_model::network::Network;
@@ -170,10 +171,10 @@ impl Group {
         self.network.as_ref().map(|network| network.namespace)
     }
 
-    /// Returns its orphans, which takes a look at all processes.
-    pub fn find_orphans(&self, paths: &Paths) -> Vec<Orphan> {
+    /// Returns its orphans among all processes.
+    pub fn find_orphans(&self, paths: &Paths, processes: &Processes) -> Vec<Orphan> {
         let state = state_of(paths, &self.name);
-        state.map_or_else(Vec::new, |state| orphans::find(&state))
+        state.map_or_else(Vec::new, |state| orphans::find(&state, processes))
     }
 }
 

@@ -11,11 +11,14 @@ use std::time::{Duration, Instant};
 
 use wakeone_kernel::proc::networks::Networks;
 
+use super::leftovers;
 use super::manager::{AttachManager, Event, Wanted, wait};
 use crate::metrics::Monitor;
 
 /// How often to look which network namespaces there are.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How long to attach to servers of containers before groups are followed again.
+const LONGEST_TURN: Duration = Duration::from_secs(1);
 /// So many of them are looked into: anybody who may make a user namespace can make one.
 const MOST_NETWORKS: usize = 1024;
 
@@ -24,8 +27,12 @@ pub struct Everywhere {
     own: AttachManager,
     /// By the inode of their namespace.
     others: BTreeMap<u64, AttachManager>,
+    /// These, as they came.
+    order: Vec<u64>,
     networks: Option<Networks>,
     looked: Option<Instant>,
+    /// What earlier agents left was looked for.
+    swept: bool,
     /// That there are too many was told.
     overflowed: bool,
 }
@@ -37,8 +44,10 @@ impl Everywhere {
         Self {
             own,
             others: BTreeMap::new(),
+            order: Vec::new(),
             networks: None,
             looked: None,
+            swept: false,
             overflowed: false,
         }
     }
@@ -72,17 +81,37 @@ impl Everywhere {
     }
 
     /// Attaches to wanted servers that are not yet steered. Call it a few times a second.
+    ///
+    /// The last ones to come are the first. An agent that starts beside many has them wait for a tenth of a second each, and those
+    /// that were there before it may be steered by the programs of an earlier one.
     pub fn attach(&mut self) -> Vec<Event> {
+        let begun = Instant::now();
         let mut events = self.own.attach();
-        self.look(&mut events);
-        for other in self.others.values_mut() {
+        loop {
+            self.look(&mut events);
+            if !self.attach_in_last(&mut events) || begun.elapsed() >= LONGEST_TURN {
+                return events;
+            }
+        }
+    }
+
+    /// Attaches to servers in the last network namespace to come of those where there are some. Returns whether there were.
+    fn attach_in_last(&mut self, events: &mut Vec<Event>) -> bool {
+        for network in self.order.iter().rev() {
+            let Some(other) = self.others.get_mut(network) else {
+                continue;
+            };
             if other.may_attach()
                 && let Ok(more) = other.within(AttachManager::attach_here)
             {
+                let attached = more.iter().any(|one| matches!(one, Event::Attached(..)));
                 events.extend(more);
+                if attached {
+                    return true;
+                }
             }
         }
-        events
+        false
     }
 
     /// Notes which network namespaces came and went.
@@ -98,15 +127,21 @@ impl Everywhere {
         let Some(Ok(mut there)) = self.networks.as_mut().map(Networks::look) else {
             return;
         };
-        for (network, mut other) in std::mem::take(&mut self.others) {
-            match there.remove(&network) {
-                Some(pids) => {
-                    other.see_network(network, pids);
-                    self.others.insert(network, other);
-                }
-                None => events.extend(other.abandon()),
+        let (stayed, ended): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.others)
+            .into_iter()
+            .partition(|(network, other)| there.get(network).is_some_and(|pids| other.is_of(pids)));
+        if !std::mem::replace(&mut self.swept, true) || !ended.is_empty() {
+            leftovers::remove(self.own.paths(), &there);
+        }
+        events.extend(ended.into_values().flat_map(AttachManager::abandon));
+        for (network, mut other) in stayed {
+            if let Some(pids) = there.remove(&network) {
+                other.see_network(network, pids);
+                self.others.insert(network, other);
             }
         }
+        self.order
+            .retain(|network| self.others.contains_key(network));
         for (network, pids) in there {
             if self.others.len() >= MOST_NETWORKS {
                 self.warn_of_many();
@@ -114,6 +149,7 @@ impl Everywhere {
             }
             let other = self.own.for_network(network, pids);
             self.others.insert(network, other);
+            self.order.push(network);
         }
     }
 

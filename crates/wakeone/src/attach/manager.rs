@@ -180,6 +180,12 @@ impl AttachManager {
         self.elsewhere = Some(Arc::new(Elsewhere { namespace, pids }));
     }
 
+    /// Whether its network namespace is still the one of these processes. The kernel gives the number of one that ended to the next.
+    pub(super) fn is_of(&self, pids: &[u32]) -> bool {
+        let known = inhabitants(self.elsewhere.as_deref());
+        known.iter().any(|pid| pids.contains(pid))
+    }
+
     /// Returns one for another network namespace. It has no groups yet, and steers those of these targets that may be anywhere,
     /// from its next [`AttachManager::attach`] on.
     pub(super) fn for_network(&self, namespace: u64, pids: Vec<u32>) -> Self {
@@ -224,6 +230,11 @@ impl AttachManager {
         let elsewhere = self.elsewhere.as_ref();
         self.groups.is_empty()
             && elsewhere.is_some_and(|one| !networks::is_inhabited(one.namespace))
+    }
+
+    /// Where groups have their state and pins.
+    pub(super) fn paths(&self) -> &Paths {
+        &self.paths
     }
 
     /// Whether it steers a server, or waits for one to come back.

@@ -10,6 +10,7 @@ mod config;
 mod elsewhere;
 mod error;
 mod everywhere;
+mod leftovers;
 mod manager;
 mod one_queue;
 mod pace;

@@ -24,6 +24,8 @@ pub enum Steers {
     Attach,
     /// `wakeone agent` with a target for each group, a port.
     Agent,
+    /// The same, where workers share the queue of each group.
+    AgentOfQueues,
     /// The agent of `wakeone attach` to workers that share a queue, and its guardian.
     OneQueue,
 }
@@ -60,7 +62,7 @@ const fn idle(variant: &'static str, steers: Steers, most_percent: &'static str)
 pub const MANY: u8 = 50;
 
 /// More than 0.3 % is seen on the bill of a machine that does nothing.
-pub const ALL: [Agent; 9] = [
+pub const ALL: [Agent; 11] = [
     idle("idle/run", Steers::Run, "0.3"),
     idle("idle/attach", Steers::Attach, "0.3"),
     idle("idle/agent", Steers::Agent, "0.3"),
@@ -89,6 +91,17 @@ pub const ALL: [Agent; 9] = [
         rate_per_s: Some(100),
         ..idle("busy/agent-of-50", Steers::Agent, "3")
     },
+    Agent {
+        groups: MANY,
+        workers: 2,
+        ..idle("idle/agent-of-50-queues", Steers::AgentOfQueues, "1")
+    },
+    Agent {
+        groups: MANY,
+        workers: 2,
+        rate_per_s: Some(100),
+        ..idle("busy/agent-of-50-queues", Steers::AgentOfQueues, "3")
+    },
 ];
 
 /// The metric: a share of one CPU.
@@ -108,11 +121,16 @@ impl Agent {
         self.groups == MANY
     }
 
+    /// Whether workers share a queue.
+    pub fn shares(self) -> bool {
+        matches!(self.steers, Steers::OneQueue | Steers::AgentOfQueues)
+    }
+
     fn way(self) -> Way {
         match self.steers {
             Steers::Run => Way::LeastConnectionsRescue,
-            Steers::Attach | Steers::Agent => Way::ReuseportHash,
-            Steers::OneQueue => Way::SharedEpollExclusive,
+            _ if self.shares() => Way::SharedEpollExclusive,
+            _ => Way::ReuseportHash,
         }
     }
 
@@ -177,7 +195,7 @@ impl Running {
             Steers::Run => return Ok(Self(None)),
             Steers::OneQueue => attach(address, &[]),
             Steers::Attach => attach(address, &["--rescue"]),
-            Steers::Agent => told_by_a_file(&target(address)),
+            Steers::Agent | Steers::AgentOfQueues => told_by_a_file(&target(address)),
         };
         server.map(|server| Self(Some(server)))
     }

@@ -156,9 +156,14 @@ fn agents(outcome: &Outcome) -> Vec<Expectation> {
         };
         CARD.expect_of(which, &names, outcome.median(variant, agents::METRIC))
     };
-    let memory = outcome.median("idle/agent-of-50", many::MEMORY);
-    let memory = CARD.expect("memory-of-50", memory);
-    agents::ALL.iter().map(each).chain([memory]).collect()
+    let memory =
+        |(which, variant): (&str, &str)| CARD.expect(which, outcome.median(variant, many::MEMORY));
+    let memory = [
+        ("memory-of-50", "idle/agent-of-50"),
+        ("memory-of-50-queues", "idle/agent-of-50-queues"),
+    ]
+    .map(memory);
+    agents::ALL.iter().map(each).chain(memory).collect()
 }
 
 #[cfg(test)]
@@ -250,7 +255,7 @@ mod tests {
             ]
         );
         let nothing = failing(judge(&outcome(&[("slices/steering", &SOUND)])));
-        assert_eq!(nothing.len(), 5 + 2 + 7 + 9 + 1 + 2, "{nothing:?}");
+        assert_eq!(nothing.len(), 5 + 2 + 7 + 11 + 2 + 2, "{nothing:?}");
         for (variant, most) in [("idle/attach", 0.3), ("busy/one-queue-64", 0.5)] {
             let mut busy = with(GOOD, 0.009, [140.0, 180.0]);
             let is_it = |v: &&mut crate::result::Variant| v.name == variant;

@@ -21,18 +21,17 @@ pub const MEMORY: &str = "memory";
 /// How long they may take to be steered.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Measures it over `seconds`. Each worker has a queue in each group.
+/// Measures it over `seconds`. Each worker has a queue in each group, or they share one.
 ///
 /// # Errors
 /// When nginx or the agent does not start, or a group is not steered.
 pub fn measure(agent: Agent, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
     nginx::program().map_err(Error::Missing)?;
     let mut sample = Sample::default();
-    let trial = ServerUnderTest::start(
-        server(agent.workers).launch(format!("nginx with {MANY} addresses")),
-    )?;
+    let trial =
+        ServerUnderTest::start(server(agent).launch(format!("nginx with {MANY} addresses")))?;
     let all = addresses(trial.address);
-    let steering = agents::told_by_a_file(&targets(&all))?;
+    let steering = agents::told_by_a_file(&targets(agent, &all))?;
     await_groups(context)?;
     agents::rest(SETTLE, context)?;
     let processes = tree(steering.pid());
@@ -74,20 +73,22 @@ fn addresses(first: SocketAddr) -> Vec<SocketAddr> {
     std::iter::once(first).chain(others).collect()
 }
 
-fn server(workers: usize) -> nginx::Setup {
-    let listen = |number| format!("listen {} reuseport;", address(number));
+fn server(agent: Agent) -> nginx::Setup {
+    let queue = if agent.shares() { "" } else { "reuseport" };
+    let listen = |number| format!("listen {} {queue};", address(number));
     let others: Vec<String> = (1..MANY).map(listen).collect();
     nginx::Setup {
-        workers,
-        listen: "reuseport",
+        workers: agent.workers,
+        listen: queue,
         http: "keepalive_timeout 0;",
         server: format!("{} location / {{ return 200; }}", others.join(" ")),
         ..nginx::Setup::default()
     }
 }
 
-fn targets(all: &[SocketAddr]) -> String {
-    let target = |at: &SocketAddr| format!("[[target]]\nlisten = \"{at}\"\nrescue = true\n");
+fn targets(agent: Agent, all: &[SocketAddr]) -> String {
+    let rescue = !agent.shares();
+    let target = |at: &SocketAddr| format!("[[target]]\nlisten = \"{at}\"\nrescue = {rescue}\n");
     all.iter().map(target).collect()
 }
 
