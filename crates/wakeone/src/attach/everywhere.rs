@@ -31,7 +31,7 @@ pub struct Everywhere {
     order: Vec<u64>,
     networks: Option<Networks>,
     looked: Option<Instant>,
-    /// What earlier agents left was looked for.
+    /// Whether what earlier agents left has been removed.
     swept: bool,
     /// That there are too many was told.
     overflowed: bool,
@@ -82,8 +82,8 @@ impl Everywhere {
 
     /// Attaches to wanted servers that are not yet steered. Call it a few times a second.
     ///
-    /// The last ones to come are the first. An agent that starts beside many has them wait for a tenth of a second each, and those
-    /// that were there before it may be steered by the programs of an earlier one.
+    /// The last ones to come are served first: each takes a tenth of a second. Servers that were there before an agent started may be
+    /// steered by the programs of an earlier one.
     pub fn attach(&mut self) -> Vec<Event> {
         let begun = Instant::now();
         let mut events = self.own.attach();

@@ -1,4 +1,4 @@
-//! What an agent that was killed left of servers whose network namespaces have ended since.
+//! Removes the groups of an agent that was killed, if their network namespaces have ended since.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use wakeone_model::network::Network;
 
 use crate::detach::detach;
 
-/// Removes it. `there`: the network namespaces that exist, and the processes in each.
+/// Removes them. `there`: the network namespaces that exist, and the processes in each.
 pub fn remove(paths: &Paths, there: &BTreeMap<u64, Vec<u32>>) {
     for name in status::names(paths).unwrap_or_default() {
         let state = state::load(&paths.runtime, &name).ok().flatten();
