@@ -175,8 +175,8 @@ impl Node {
         Some(node)
     }
 
-    /// Mounts what containers need, in a namespace of this thread: whatever happens, it ends with the test. The error: what this
-    /// machine does not mount.
+    /// Mounts what containers need, in a namespace of this thread: whatever happens, it ends with the test. The error names what this
+    /// machine cannot mount.
     fn mount(&self) -> Result<(), String> {
         unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
         let mount = |words: &[&str], at: &Path| {
