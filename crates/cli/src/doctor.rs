@@ -2,6 +2,7 @@
 
 mod prediction;
 
+use std::cell::LazyCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -135,7 +136,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let watches = watches.context("doctor")?;
     // If we may not read the state of root's groups, the report treats the steering as unknown.
     let groups = steering::groups(&paths);
-    let mut processes = None;
+    let processes = LazyCell::new(Processes::read);
     let judged: Vec<Judged> = watches
         .into_iter()
         .map(|mut watch| {
@@ -143,10 +144,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             watch.steered = group.map(|_| true);
             watch.affinity = group.and_then(|group| Some(group.affinity?.to_string()));
             watch.heavy_flows = group.and_then(|group| group.heavy_flows).unwrap_or(0);
-            let orphans = group.map_or_else(Vec::new, |group| {
-                let all = processes.get_or_insert_with(Processes::read);
-                group.find_orphans(&paths, all)
-            });
+            let orphans =
+                group.map_or_else(Vec::new, |group| group.find_orphans(&paths, &processes));
             watch.orphans = orphans.iter().map(|orphan| orphan.pid).collect();
             watch.view.missing.extend(verdict::notes(&watch));
             Judged {

@@ -1,5 +1,6 @@
 //! `wakeone status`: shows the groups that are steered now.
 
+use std::cell::LazyCell;
 use std::process::ExitCode;
 
 use crate::runtime_dir::RuntimeDir;
@@ -42,10 +43,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         status.groups = named::groups(&paths, group).context("status")?;
     }
     // It reads all of /proc, so once for all groups.
-    let processes = match &*status.groups {
-        [] => Processes::default(),
-        _ => Processes::read(),
-    };
+    let processes = LazyCell::new(Processes::read);
     for group in &mut status.groups {
         group.orphans = group.find_orphans(&paths, &processes);
     }

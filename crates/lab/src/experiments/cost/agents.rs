@@ -61,6 +61,14 @@ const fn idle(variant: &'static str, steers: Steers, most_percent: &'static str)
 /// The groups of an agent that has many.
 pub const MANY: u8 = 50;
 
+const fn many(variant: &'static str, steers: Steers, most_percent: &'static str) -> Agent {
+    Agent {
+        groups: MANY,
+        workers: 2,
+        ..idle(variant, steers, most_percent)
+    }
+}
+
 /// More than 0.3 % is seen on the bill of a machine that does nothing.
 pub const ALL: [Agent; 11] = [
     idle("idle/run", Steers::Run, "0.3"),
@@ -80,27 +88,15 @@ pub const ALL: [Agent; 11] = [
         rate_per_s: Some(1000),
         ..idle("busy/one-queue-64", Steers::OneQueue, "0.5")
     },
+    many("idle/agent-of-50", Steers::Agent, "1"),
     Agent {
-        groups: MANY,
-        workers: 2,
-        ..idle("idle/agent-of-50", Steers::Agent, "1")
-    },
-    Agent {
-        groups: MANY,
-        workers: 2,
         rate_per_s: Some(100),
-        ..idle("busy/agent-of-50", Steers::Agent, "3")
+        ..many("busy/agent-of-50", Steers::Agent, "3")
     },
+    many("idle/agent-of-50-queues", Steers::AgentOfQueues, "1"),
     Agent {
-        groups: MANY,
-        workers: 2,
-        ..idle("idle/agent-of-50-queues", Steers::AgentOfQueues, "1")
-    },
-    Agent {
-        groups: MANY,
-        workers: 2,
         rate_per_s: Some(100),
-        ..idle("busy/agent-of-50-queues", Steers::AgentOfQueues, "3")
+        ..many("busy/agent-of-50-queues", Steers::AgentOfQueues, "3")
     },
 ];
 
